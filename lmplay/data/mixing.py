@@ -1,0 +1,113 @@
+"""Mixing sources: which source the next row comes from, and when an epoch over the mix ends.  Data floor, no torch."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import UserError
+from .reader import Reader
+
+
+class Mix:
+    """Rows of several readers, in exact shares and an order that follows from the counts alone.
+
+    Without weights the sources take turns; with weights no source is ever a whole row off its share (Tijdeman's rule: R. Tijdeman, "The chairman
+    assignment problem", Discrete Mathematics 32, 1980). An epoch over the mix ends
+
+    - with `first_exhausted`, when a source whose turn it is has no row left in its epoch;
+    - with `all_exhausted`, when every source has been read to its end once. Without weights a source that has ended sits out, so each row comes
+      exactly once; with weights it starts again, because its share is owed to it.
+
+    With the next epoch over the mix every source begins an epoch of its own.
+    """
+
+    def __init__(self, readers: Sequence[Reader], weights: Sequence[float] | None = None, stopping: str = "all_exhausted"):
+        """
+        :param readers: one reader a source, at least one.
+        :param weights: one positive number a source, or None for turns.
+        :param stopping: "first_exhausted" or "all_exhausted".
+        """
+        self._readers = readers
+        total = sum(weights) if weights else len(readers)
+        self._shares = [w / total for w in weights] if weights else [1 / len(readers)] * len(readers)
+        self._weighted = weights is not None
+        self._all = stopping == "all_exhausted"
+        self.epoch = 0
+        self.rows_in_epoch = 0
+        self._counts = [0] * len(readers)
+        self._ended = [False] * len(readers)
+
+    @property
+    def rows_per_epoch(self) -> int | None:
+        """How many rows an epoch over the mix has (with weights: to within a row a source); None where a source doesn't know."""
+        sizes = [reader.rows_per_epoch for reader in self._readers]
+        if self._all and not self._weighted:
+            return None if None in sizes else sum(size for size in sizes if size is not None)
+        lengths = [size / share for size, share in zip(sizes, self._shares, strict=True) if size is not None]
+        if not lengths or (self._all and None in sizes):
+            return None
+        return int(max(lengths) if self._all else min(lengths))
+
+    def next(self) -> tuple[int, int, dict[str, Any]] | None:
+        """Give the next row.
+
+        :return: number of the source, ordinal number of the row in it, the row; None at the end of an epoch, after which the next begins.
+        """
+        while True:
+            source = self._next_source()
+            if source is None:
+                break
+            row = self._readers[source].next()
+            if row is None and self._take_end(source):
+                break
+            if row is None and self._restarts():
+                row = self._readers[source].next()
+                if row is None:
+                    raise UserError(f"source number {source + 1} of the mix gives no row at all; take it out of the stage's dataset list.")
+            if row is not None:
+                self._counts[source] += 1
+                self.rows_in_epoch += 1
+                return source, *row
+        self._start_epoch()
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Give the position: a small plain value."""
+        return {"epoch": self.epoch, "rows_in_epoch": self.rows_in_epoch, "counts": list(self._counts), "ended": list(self._ended),
+                "readers": [reader.state() for reader in self._readers]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position."""
+        self.epoch, self.rows_in_epoch = state["epoch"], state["rows_in_epoch"]
+        self._counts, self._ended = list(state["counts"]), list(state["ended"])
+        for reader, reader_state in zip(self._readers, state["readers"], strict=True):
+            reader.restore(reader_state)
+
+    def _restarts(self) -> bool:
+        """Tell whether a source that has ended is read again within the epoch."""
+        return self._all and self._weighted
+
+    def _next_source(self) -> int | None:
+        """Choose whose turn it is: the fewest rows so far, or, with weights, who would first be a whole row behind."""
+        candidates = [i for i, ended in enumerate(self._ended) if not ended or self._restarts()]
+        if not self._weighted or len(self._counts) == 1:
+            return min(candidates, key=lambda i: (self._counts[i], i), default=None)
+        n = sum(self._counts) + 1
+        slack = 1 / (2 * len(self._counts) - 2)
+        behind = {i: self._shares[i] * n - self._counts[i] for i in candidates}
+        due = [i for i in candidates if behind[i] >= slack - 1e-9] or candidates
+        return min(due, key=lambda i: ((1 - slack - behind[i]) / self._shares[i], i), default=None)
+
+    def _take_end(self, source: int) -> bool:
+        """Note that a source has ended; tell whether the epoch over the mix has ended with it."""
+        self._ended[source] = True
+        return not self._all or all(self._ended)
+
+    def _start_epoch(self) -> None:
+        """Begin the next epoch over the mix: shares are counted anew."""
+        self.epoch += 1
+        self.rows_in_epoch = 0
+        self._counts = [0] * len(self._counts)
+        self._ended = [False] * len(self._ended)
+        for reader in self._readers:
+            reader.next_epoch()

@@ -1,0 +1,94 @@
+"""Seeded orders as functions of (seed, position): nothing to store, nothing to replay.  Data floor, no imports.
+
+One Feistel network gives every shuffle of the project, over an epoch of indexed rows or over a block of streamed ones, and the
+choice of held-out rows; so a position in any order is one number.
+"""
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 4
+
+
+def mix(*values: int) -> int:
+    """Hash integers to 64 bits (splitmix64's finaliser over a running sum; Steele, Lea and Flood, 2014).
+
+    :param values: any integers.
+    :return: 0 to 2**64 - 1, the same on every machine.
+    """
+    state = 0
+    for value in values:
+        state = (state + (value & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+class Permutation:
+    """A seeded one-to-one map of 0 … n-1 onto itself, evaluated one index at a time.
+
+    Four Feistel rounds over the smallest even number of bits that holds n, walking on while the image is n or more
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): at most four steps on average.
+    """
+
+    def __init__(self, n: int, *seed: int):
+        """
+        :param n: how many things to permute, at least 1.
+        :param seed: integers that name the order (run seed, epoch, block …).
+        """
+        self._n = n
+        self._half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
+        self._keys = [mix(*seed, round_) for round_ in range(_ROUNDS)]
+
+    def __getitem__(self, index: int) -> int:
+        """Give the image of an index; both lie in 0 … n-1."""
+        mask = (1 << self._half_bits) - 1
+        while True:
+            left, right = index >> self._half_bits, index & mask
+            for key in self._keys:
+                hashed = (right ^ key) * 0x9E3779B97F4A7C15 & _MASK
+                hashed = ((hashed ^ (hashed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
+                left, right = right, left ^ ((hashed >> 32) & mask)
+            index = (left << self._half_bits) | right
+            if index < self._n:
+                return index
+
+
+class HeldOut:
+    """The rule that says which rows are for validation: in every block of rows, a seeded choice of a fixed number of them."""
+
+    def __init__(self, fraction: float, seed: int):
+        """
+        :param fraction: share of the rows held out, 0 to 0.5; rounded to the nearest fraction with a denominator up to 100.
+        :param seed: integer that names the choice.
+        """
+        from fractions import Fraction
+
+        exact = Fraction(fraction).limit_denominator(100)
+        self._per_block, self._block = exact.numerator, exact.denominator
+        self._seed = seed
+        self._choices: tuple[int, frozenset[int]] = (-1, frozenset())
+
+    def __contains__(self, index: int) -> bool:
+        """Tell whether a row is held out.
+
+        :param index: the row's ordinal number in its source.
+        """
+        if not self._per_block:
+            return False
+        block, place = divmod(index, self._block)
+        return place in self._chosen(block)
+
+    def count(self, n_rows: int) -> int:
+        """Count the held-out rows among the first `n_rows`."""
+        if not self._per_block:
+            return 0
+        blocks, rest = divmod(n_rows, self._block)
+        return blocks * self._per_block + sum(place < rest for place in self._chosen(blocks))
+
+    def _chosen(self, block: int) -> frozenset[int]:
+        """Give the held-out places of a block; the last block asked for is remembered."""
+        if self._choices[0] != block:
+            order = Permutation(self._block, self._seed, block)
+            self._choices = (block, frozenset(order[i] for i in range(self._per_block)))
+        return self._choices[1]

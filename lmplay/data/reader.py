@@ -1,0 +1,180 @@
+"""Reading one source in order: epochs, shuffle, held-out rows, and a position that is a small value.  Data floor, no torch."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .permutation import HeldOut, Permutation, mix
+from .sources import IndexedSource, StreamedSource
+
+DEFAULT_BUFFER = 1000
+# What the seeds of different uses are mixed with, so that they never coincide.
+_SHUFFLE, _HELD_OUT = 1, 2
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a source is read.
+
+    `seed` names the order; `shuffle` turns it on; `buffer` is the number of streamed rows permuted together; `held_out` is the share of
+    rows kept for validation; `validation` reads those rows instead of the others, unshuffled.
+    """
+
+    seed: int = 0
+    shuffle: bool = True
+    buffer: int = DEFAULT_BUFFER
+    held_out: float = 0.0
+    validation: bool = False
+
+
+class Reader(Protocol):
+    """Rows of one source, epoch after epoch."""
+
+    rows_per_epoch: int | None
+
+    def next(self) -> tuple[int, dict[str, Any]] | None:
+        """Give the ordinal number and the row that come next; None at the end of an epoch, after which the next epoch begins."""
+
+    def next_epoch(self) -> None:
+        """Leave what is left of the epoch, if it has begun, and go to the start of the next."""
+
+    def state(self) -> dict[str, Any]:
+        """Give the position: a small plain value."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position."""
+
+
+def open_reader(source: IndexedSource | StreamedSource, order: Order) -> Reader:
+    """Choose the reader for a source.
+
+    :param source: an open source.
+    :param order: how to read it.
+    :return: a reader at the beginning of epoch 0.
+    """
+    return IndexedReader(source, order) if isinstance(source, IndexedSource) else StreamedReader(source, order)
+
+
+class IndexedReader:
+    """Reads rows by number: each epoch another permutation of all rows; the position is (epoch, offset)."""
+
+    def __init__(self, source: IndexedSource, order: Order):
+        self._source = source
+        self._order = order
+        self._held_out = _choose_held_out(source.n_rows, order)
+        self.rows_per_epoch = _count_rows(source.n_rows, self._held_out, order)
+        self._epoch = self._offset = 0
+        self._start_epoch()
+
+    def next(self) -> tuple[int, dict[str, Any]] | None:
+        """See :class:`Reader`; an endless source never gives None."""
+        while self._source.n_rows is None or self._offset < self._source.n_rows:
+            index = self._permutation[self._offset] if self._permutation else self._offset
+            self._offset += 1
+            if (index in self._held_out) == self._order.validation:
+                return index, self._source[index]
+        self.next_epoch()
+        return None
+
+    def next_epoch(self) -> None:
+        """See :class:`Reader`."""
+        if self._offset:
+            self.restore({"epoch": self._epoch + 1, "offset": 0})
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`Reader`."""
+        return {"epoch": self._epoch, "offset": self._offset}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`Reader`."""
+        self._epoch, self._offset = state["epoch"], state["offset"]
+        self._start_epoch()
+
+    def _start_epoch(self) -> None:
+        """Make the order of the epoch; endless and validation rows come as they are."""
+        n = self._source.n_rows
+        shuffled = self._order.shuffle and not self._order.validation and n
+        self._permutation = Permutation(n, self._order.seed, _SHUFFLE, self._epoch) if shuffled and n else None
+
+
+class StreamedReader:
+    """Reads a stream in blocks of `buffer` rows, each permuted by (seed, epoch, block).
+
+    The position is the stream's own state at the start of the block and an offset in it, so that a resume reads one block again and no more.
+    """
+
+    def __init__(self, source: StreamedSource, order: Order):
+        self._source = source
+        self._order = order
+        self._held_out = _choose_held_out(source.n_rows, order)
+        self.rows_per_epoch = _count_rows(source.n_rows, self._held_out, order)
+        self._begin(epoch=0)
+
+    def next(self) -> tuple[int, dict[str, Any]] | None:
+        """See :class:`Reader`."""
+        while self._offset == len(self._rows):
+            if self._ended:
+                self._begin(self._epoch + 1)
+                return None
+            self._read_block()
+        row = self._rows[self._offset]
+        self._offset += 1
+        return row
+
+    def next_epoch(self) -> None:
+        """See :class:`Reader`."""
+        if self._offset or self._ordinal:
+            self._begin(self._epoch + 1)
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`Reader`."""
+        return {"epoch": self._epoch, "ordinal": self._ordinal, "block": self._block, "offset": self._offset}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`Reader`."""
+        self._epoch, self._ordinal, self._block = state["epoch"], state["ordinal"], state["block"]
+        self._stream = self._source.open(self._block)
+        self._rows: list[tuple[int, dict[str, Any]]] = []
+        self._read = 0  # rows of the stream in this block, held-out ones too
+        self._ended = False
+        self._offset = 0
+        if state["offset"]:
+            self._read_block()
+            self._offset = state["offset"]
+
+    def _begin(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self.restore({"epoch": epoch, "ordinal": 0, "block": None, "offset": 0})
+
+    def _read_block(self) -> None:
+        """Read the next block, keep what this reader gives, and permute it."""
+        self._ordinal += self._read
+        self._block = self._stream.state()
+        rows = []
+        for self._read in range(1, self._order.buffer + 1):
+            row = next(self._stream, None)
+            if row is None:
+                self._read -= 1
+                self._ended = True
+                break
+            index = self._ordinal + self._read - 1
+            if (index in self._held_out) == self._order.validation:
+                rows.append((index, row))
+        self._offset = 0
+        if self._order.shuffle and not self._order.validation and rows:
+            order = Permutation(len(rows), self._order.seed, _SHUFFLE, self._epoch, self._ordinal)
+            rows = [rows[order[i]] for i in range(len(rows))]
+        self._rows = rows
+
+
+def _choose_held_out(n_rows: int | None, order: Order) -> HeldOut:
+    """Make the rule for validation rows; a source with too few rows to hold one out of keeps all for training."""
+    too_few = n_rows is not None and n_rows * order.held_out < 1
+    return HeldOut(0.0 if too_few else order.held_out, mix(order.seed, _HELD_OUT))
+
+
+def _count_rows(n_rows: int | None, held_out: HeldOut, order: Order) -> int | None:
+    """Count the rows that a reader gives in an epoch."""
+    if n_rows is None:
+        return None
+    return held_out.count(n_rows) if order.validation else n_rows - held_out.count(n_rows)

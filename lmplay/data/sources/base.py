@@ -1,0 +1,97 @@
+"""What a source is: rows by number or rows in order, and what both say about themselves.  Data floor, no torch; imports the ground only."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ...errors import UserError
+
+# What a source's own validation rows may be called, best first.
+VALIDATION_NAMES = ("validation", "valid", "val", "dev")
+
+
+class SourceSpec(Protocol):
+    """What is asked for: the part of a plan's source object that opening it needs."""
+
+    path: str
+    config: str | None
+    split: str | None
+    revision: str | None
+    streaming: bool | None
+
+
+class Source:
+    """Where rows come from.
+
+    `name` is short, for statistics and messages. `columns` are the names of a row's fields, None where they are not known before reading.
+    `fingerprint` is a small plain value that differs when the rows, or their order, differ.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None
+    fingerprint: dict[str, Any]
+
+
+class IndexedSource(Source, ABC):
+    """Rows by number, each at the same cost; `n_rows` is None for an endless source."""
+
+    n_rows: int | None
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Give a row.
+
+        :param index: its number, from 0.
+        :return: the row's fields.
+        :raises IndexError: when there is no such row.
+        :raises UserError: when the row cannot be parsed.
+        """
+
+
+class Table(ABC):
+    """The rows of one local file; `columns` is None where rows may differ in them."""
+
+    columns: tuple[str, ...] | None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Give the number of rows."""
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Give row `index`, in [0, len); raises UserError, naming file and line, when it cannot be parsed."""
+
+
+class Stream(ABC, Iterator[dict[str, Any]]):
+    """A reading of a streamed source: gives row after row and knows its position."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """Give the position: a small plain value, from which `open` goes on with the very next row; None is the start."""
+
+
+class StreamedSource(Source, ABC):
+    """Rows in order only; `n_rows` is None where the number is not known before the end."""
+
+    n_rows: int | None
+
+    @abstractmethod
+    def open(self, state: Any = None) -> Stream:
+        """Begin a reading, which shares nothing with other readings of the source.
+
+        :param state: what a stream's `state()` gave, or None for the first row.
+        :return: the stream.
+        """
+
+
+def refuse_hub_keys(spec: SourceSpec, *keys: str) -> None:
+    """Refuse what only a hub data set has.
+
+    :param spec: the source asked for.
+    :param keys: names of its fields that must be left out.
+    :raises UserError: one line for each that is there.
+    """
+    given = [key for key in keys if getattr(spec, key) is not None]
+    if given:
+        raise UserError(*(f"source {spec.path}: '{key}' is for data sets of the hub; leave it out." for key in given))

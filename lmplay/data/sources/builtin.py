@@ -1,0 +1,57 @@
+"""The built-in corpus as a source: endless rows that need no file and no network.  Data floor, no torch."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...errors import UserError, nearest
+from .base import IndexedSource, SourceSpec, refuse_hub_keys
+
+PREFIX = "builtin:"
+
+
+class TalesSource(IndexedSource):
+    """Tales of one level: row `index` follows from level, seed and index alone."""
+
+    columns = ("title", "text", "nats")
+    n_rows = None
+
+    def __init__(self, level: int, seed: int):
+        """
+        :param level: how hard the tales are.
+        :param seed: which of the corpora of this level.
+        """
+        from ..tales import VERSION, Tales
+
+        self._tales = Tales(level, seed=seed)
+        self.name = f"tales-{level}" + (f" seed {seed}" if seed else "")
+        self.fingerprint = {"kind": "tales", "level": level, "seed": seed, "version": VERSION}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """See :class:`IndexedSource`."""
+        if index < 0:
+            raise IndexError(index)
+        tale = self._tales[index]
+        return {"title": tale.title, "text": tale.text, "nats": tale.nats}
+
+
+def open_builtin(spec: SourceSpec, split: str) -> IndexedSource | None:
+    """Open `builtin:tales`, `builtin:tales/LEVEL` or `builtin:tales/LEVEL?seed=N`; level 1 and seed 0 where they are not given.
+
+    :param spec: the source asked for.
+    :param split: "train" or "validation".
+    :return: the source; None for "validation", as the corpus is not split.
+    :raises UserError: when there is no such corpus or level.
+    """
+    from ..tales import LEVELS
+
+    refuse_hub_keys(spec, "config", "split", "revision")
+    found = re.fullmatch(r"(?P<name>[^/?]*)(/(?P<level>\d+))?(\?seed=(?P<seed>\d+))?", spec.path.removeprefix(PREFIX))
+    form = f"builtin:tales/LEVEL or builtin:tales/LEVEL?seed=N, with a level of {', '.join(map(str, LEVELS))}"
+    if not found or found["name"] != "tales":
+        hint = nearest(found["name"], ["tales"]) if found else ""
+        raise UserError(f"source {spec.path}: there is no such built-in corpus; write {form}.{hint}")
+    level = int(found["level"] or 1)
+    if level not in LEVELS:
+        raise UserError(f"source {spec.path}: there is no level {level}; write {form}.")
+    return TalesSource(level, int(found["seed"] or 0)) if split == "train" else None

@@ -1,0 +1,93 @@
+"""Parquet and Arrow files as rows, mapped into memory.  Data floor, no torch; pyarrow is imported when a file is opened."""
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ...errors import UserError
+from .base import Table
+from .spans import made_once
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Rows that are converted together: about 3 MB of articles.
+_BATCH_ROWS = 1000
+# Batches that stay at hand: mapped ones cost nothing, compressed ones would be unpacked anew for each row.
+_BATCHES_HELD = 16
+
+
+class ArrowTable(Table):
+    """An Arrow file, a stream or one of random access, mapped into memory: a row costs the same wherever it is."""
+
+    def __init__(self, path: Path, label: str):
+        """
+        :param path: the file.
+        :param label: what the user calls it.
+        :raises UserError: when it cannot be read.
+        """
+        import pyarrow
+
+        try:
+            schema, count, self._batch = _open_arrow(path)
+            self.columns = tuple(schema.names)
+            self._starts = [0, *accumulate(self._batch(i).num_rows for i in range(count))]
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged(label, "Arrow", error) from None
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """See :class:`Table`."""
+        batch = bisect_right(self._starts, index) - 1
+        return self._batch(batch).slice(index - self._starts[batch], 1).to_pylist()[0]
+
+
+def open_parquet(path: Path, label: str, folder: Path) -> ArrowTable:
+    """Open a Parquet file, whose rows cannot be read one by one, by way of an Arrow file made from it once.
+
+    :param path: the file.
+    :param label: what the user calls it.
+    :param folder: the data sets folder; `converted/` in it keeps the Arrow file.
+    :return: its rows.
+    :raises UserError: when it is damaged or there is no room.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    def convert(file: IO[bytes]) -> None:
+        with parquet.ParquetFile(path) as table, pyarrow.ipc.new_file(file, table.schema_arrow) as arrow:
+            for batch in table.iter_batches(_BATCH_ROWS):
+                arrow.write_batch(batch)
+
+    try:
+        made = made_once(path, folder / "converted", f"{path.stem}.arrow", convert)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(label, "Parquet", error) from None
+    return ArrowTable(made, label)
+
+
+def _open_arrow(path: Path) -> tuple[pyarrow.Schema, int, Callable[[int], pyarrow.RecordBatch]]:
+    """Map an Arrow file; gives its schema, how many batches it has, and what gives batch `i`."""
+    import pyarrow
+
+    mapped = pyarrow.memory_map(str(path))
+    try:
+        reader = pyarrow.ipc.open_file(mapped)
+        return reader.schema, reader.num_record_batches, lru_cache(_BATCHES_HELD)(reader.get_batch)
+    except pyarrow.ArrowInvalid:
+        mapped.seek(0)
+        stream = pyarrow.ipc.open_stream(mapped)
+        batches = list(stream)
+        return stream.schema, len(batches), batches.__getitem__
+
+
+def _damaged(label: str, kind: str, error: Exception) -> UserError:
+    """Make the error for a file that is not what its name says."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return UserError(f"{label}: cannot be read as {kind} ({reason}); it may be cut off: fetch it again.")

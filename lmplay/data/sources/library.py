@@ -1,0 +1,203 @@
+"""The one place that touches the `datasets` library: kept quiet and in its folder, its data sets as sources.  Data floor, no torch at top."""
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import TrainingError, UserError, nearest
+from .base import VALIDATION_NAMES, IndexedSource, SourceSpec, Stream, StreamedSource
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+
+class DatasetSource(IndexedSource):
+    """A data set that is on this disk, mapped into memory."""
+
+    n_rows: int
+
+    def __init__(self, name: str, dataset: Dataset, fingerprint: dict[str, Any]):
+        """
+        :param name: what it is called.
+        :param dataset: the library's data set.
+        :param fingerprint: what tells it apart from others.
+        """
+        self.name = name
+        self._dataset = dataset
+        self.n_rows = len(dataset)
+        self.columns = tuple(dataset.column_names)
+        self.fingerprint = {**fingerprint, "rows": self.n_rows}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """See :class:`IndexedSource`."""
+        if not 0 <= index < self.n_rows:
+            raise IndexError(index)
+        return self._dataset[index]
+
+
+class DatasetStreamedSource(StreamedSource):
+    """A data set that is read over the network while training.
+
+    When the network fails, the library tries again for about nine minutes before a reading gives up. A reading that goes on from a position reads
+    again what comes before it in the same file of the data set, but no more.
+    """
+
+    def __init__(self, name: str, dataset: IterableDataset, n_rows: int | None, fingerprint: dict[str, Any]):
+        """
+        :param name: what it is called.
+        :param dataset: the library's data set, not shuffled.
+        :param n_rows: the number of rows that its description states, if it does.
+        :param fingerprint: what tells it apart from others.
+        """
+        self.name = name
+        self._dataset = dataset
+        self.n_rows = n_rows
+        self.columns = tuple(dataset.column_names) if dataset.column_names else None
+        self.fingerprint = fingerprint
+
+    def open(self, state: Any = None) -> Stream:
+        """See :class:`StreamedSource`."""
+        # The library keeps a reading's position in the data set itself: each reading needs its own.
+        return _DatasetStream(self.name, copy.deepcopy(self._dataset), state)
+
+
+class _DatasetStream(Stream):
+    """One reading of a streamed data set."""
+
+    def __init__(self, name: str, dataset: IterableDataset, state: Any):
+        self._name = name
+        self._dataset = dataset
+        self._given = state
+        if state is not None:
+            dataset.load_state_dict(state)
+        self._rows: Iterator[dict[str, Any]] | None = None
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            if self._rows is None:
+                self._rows = iter(self._dataset)
+            return next(self._rows)
+        except StopIteration:
+            raise
+        except Exception as error:
+            raise TrainingError(f"source {self._name}: reading stopped ({first_line(error)}); if the network failed, run the same command again.") from error
+
+    def state(self) -> Any:
+        """See :class:`Stream`."""
+        # Until the first row has been read the library tells the state of the start, not the one it was given.
+        return self._given if self._rows is None else self._dataset.state_dict()
+
+
+@contextmanager
+def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
+    """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing and sends no telemetry.
+
+    :param folder: the data sets folder; `hub/` in it is the cache.
+    :param offline: make no requests, use what is in the cache.
+    :return: a context, in which `datasets` may be used.
+    """
+    os.environ.setdefault("HF_XET_CACHE", str(folder / "hub" / "xet"))  # read by a compiled library, once
+    import datasets
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.utils.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity_error()
+
+    changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(folder / "hub"))]
+    if offline:
+        changed += [(constants, "HF_HUB_OFFLINE", True), (datasets.config, "HF_HUB_OFFLINE", True)]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    try:
+        for module, name, value in changed:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def own_validation(splits: list[str], train: str) -> str | None:
+    """Find a data set's own validation split.
+
+    :param splits: names of all its splits.
+    :param train: the split trained on; may be a slice or a sum of splits.
+    :return: a name that training does not read, None where there is none.
+    """
+    read = split_names(train)
+    return next((name for name in VALIDATION_NAMES if name in splits and name not in read), None)
+
+
+def split_names(split: str) -> list[str]:
+    """Give the names in a split, which may be a slice (`train[:1000]`) or a sum (`train+test`)."""
+    return [part.split("[")[0].strip() for part in split.split("+")]
+
+
+def check_splits(label: str, splits: list[str], asked: list[str]) -> None:
+    """Refuse splits that a data set doesn't have.
+
+    :param label: what the user calls the data set.
+    :param splits: names of all its splits.
+    :param asked: names of the splits asked for.
+    :raises UserError: when one of them isn't there.
+    """
+    for name in asked:
+        if name not in splits:
+            raise UserError(f"source {label}: has no split '{name}'; 'split' can be {', '.join(splits)}.{nearest(name, splits)}")
+
+
+def open_saved_folder(spec: SourceSpec, path: Path, split: str) -> DatasetSource | None:
+    """Open a folder written by `save_to_disk`.
+
+    :param spec: the source asked for.
+    :param path: the folder.
+    :param split: "train" or "validation".
+    :return: the source; None where "validation" is asked for and there is none.
+    :raises UserError: when it is damaged, or has no such split.
+    """
+    parts = load_saved(path)
+    chosen: str | None = "" if "" in parts else spec.split or "train"
+    if "" in parts and spec.split:
+        raise UserError(f"source {spec.path}: holds one data set without splits; leave 'split' out.")
+    if chosen:
+        check_splits(spec.path, list(parts), [chosen])
+    if split == "validation":
+        chosen = own_validation(list(parts), chosen or "")
+    if chosen is None:
+        return None
+    return DatasetSource(path.resolve().name + (f"/{chosen}" if chosen else ""), parts[chosen], saved_fingerprint(parts[chosen]))
+
+
+def load_saved(path: Path) -> dict[str, Dataset]:
+    """Load what `save_to_disk` wrote.
+
+    :param path: the folder.
+    :return: the data sets by split; by "" where it is one without splits.
+    :raises UserError: when it is damaged.
+    """
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise UserError(f"{path}: the saved data set cannot be read ({first_line(error)}); save it again.") from None
+    return {"": loaded} if isinstance(loaded, datasets.Dataset) else {str(name): part for name, part in loaded.items()}
+
+
+def saved_fingerprint(dataset: Dataset) -> dict[str, Any]:
+    """Tell a saved data set by the fingerprint that the library stored with it."""
+    return {"kind": "saved", "dataset": dataset._fingerprint}
+
+
+def first_line(error: BaseException) -> str:
+    """Put an error of a library into one line."""
+    text = str(error).strip().splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__

@@ -1,0 +1,112 @@
+"""The samples of a stage: a mix of sources, read for a length, rows that cannot be samples skipped and counted.  Data floor, no torch."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from .mixing import Mix
+from .samples import Reading, Sample, Skipped
+
+# A mix that gives so many rows in a row without one sample is not worth waiting for.
+_MOST_SKIPPED_IN_A_ROW = 100_000
+
+
+@dataclass(frozen=True)
+class Length:
+    """How much of a mix is read: `epochs` over it (may be fractional) or `samples`; neither = without end."""
+
+    epochs: float | None = None
+    samples: int | None = None
+
+
+class SampleStream:
+    """Gives samples until the length is reached."""
+
+    def __init__(self, mix: Mix, readings: Sequence[Reading], length: Length):
+        """
+        :param mix: where rows come from.
+        :param readings: one a source: how its rows are read.
+        :param length: when to stop.
+        :raises UserError: when part of an epoch is asked for and nobody knows how long an epoch is.
+        """
+        self._mix = mix
+        self._readings = readings
+        self._length = length
+        self._samples = 0
+        self.skipped: Counter[str] = Counter()
+        whole, part = divmod(length.epochs or 0, 1)
+        self._last_epoch, self._rows_of_last = int(whole), 0
+        if part:
+            if mix.rows_per_epoch is None:
+                raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of an epoch cannot be read; give samples or tokens.")
+            self._rows_of_last = round(part * mix.rows_per_epoch)
+
+    @property
+    def total(self) -> int | None:
+        """The number of rows that will be read (samples, but for skipped rows); None where unknown."""
+        if self._length.samples is not None or self._length.epochs is None:
+            return self._length.samples
+        per_epoch = self._mix.rows_per_epoch
+        return self._last_epoch * per_epoch + self._rows_of_last if per_epoch is not None else None
+
+    @property
+    def rows_per_epoch(self) -> int | None:
+        """The number of rows of an epoch; None where unknown or endless."""
+        return self._mix.rows_per_epoch
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the length that has been read, 0 to 1."""
+        total = self.total
+        if not total:
+            return None
+        if self._length.samples is not None:
+            return self._samples / total
+        return min(1.0, (self._mix.epoch * (self._mix.rows_per_epoch or 0) + self._mix.rows_in_epoch) / total)
+
+    def next(self) -> Sample | None:
+        """Give the next sample, or None when the length is reached."""
+        for _ in range(_MOST_SKIPPED_IN_A_ROW):
+            if self._is_done():
+                return None
+            found = self._mix.next()
+            if found is None:
+                continue
+            source, index, row = found
+            try:
+                prompt, truth = self._readings[source](row)
+            except Skipped as reason:
+                self.skipped[str(reason)] += 1
+                continue
+            self._samples += 1
+            return Sample(prompt, truth, source, index, row.get("nats"))
+        raise UserError(f"{_MOST_SKIPPED_IN_A_ROW:,} rows in a row gave no sample ({describe_skipped(self.skipped)}). Is \"columns\" right?")
+
+    def state(self) -> dict[str, Any]:
+        """Give the position: a small plain value."""
+        return {"mix": self._mix.state(), "samples": self._samples, "skipped": dict(self.skipped)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position."""
+        self._mix.restore(state["mix"])
+        self._samples = state["samples"]
+        self.skipped = Counter(state["skipped"])
+
+    def _is_done(self) -> bool:
+        """Tell whether the length is reached."""
+        if self._length.samples is not None:
+            return self._samples >= self._length.samples
+        return self._length.epochs is not None and (self._mix.epoch, self._mix.rows_in_epoch) >= (self._last_epoch, self._rows_of_last)
+
+
+def describe_skipped(skipped: Counter[str]) -> str:
+    """Say how many rows were skipped and why.
+
+    :param skipped: counts by reason.
+    :return: for example "3 rows skipped: 2 null, 1 empty".
+    """
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+    return f"{sum(skipped.values()):,} rows skipped: {reasons}" if skipped else "no rows skipped"

@@ -1,0 +1,75 @@
+"""The .lmp file: one dictionary of plain values and tensors, whole or absent.  Engine floor."""
+from __future__ import annotations
+
+import pickle
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..component import Component
+from ..errors import UserError
+from ..files import link_atomic, write_atomic
+
+FORMAT = 1
+COMPONENTS = ("curriculum", "model", "runner", "optimizers", "lr_schedulers")
+
+
+def save(path: Path, components: Sequence[Component], stage: str | None) -> None:
+    """Write a checkpoint: a temporary file, synced, renamed; then the stage's name for the same file.
+
+    :param path: NAME.lmp, the newest state.
+    :param components: the five.
+    :param stage: the stage whose newest state this is: NAME.STAGE.lmp.
+    :raises OSError: when it cannot be written; the file that was there is untouched.
+    """
+    content: dict[str, Any] = {"format": FORMAT, "versions": {"lmplay": __version__, "torch": torch.__version__, "python": platform.python_version()}}
+    content |= {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
+    write_atomic(path, lambda file: torch.save(content, file))
+    if stage is not None:
+        link_atomic(path, stage_file(path, stage))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; nothing in it is executed.
+
+    :param path: the file.
+    :return: its content, tensors on the CPU.
+    :raises UserError: when it cannot be read, is damaged, no checkpoint of ours, or of a version that is not known.
+    """
+    keep = "It is left as it is; choose another --model, or --reset-history to start anew beside it."
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"model {path}: cannot be read ({error.strerror or error}).") from None
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {keep}") from None
+    if not isinstance(content, dict) or not all(name in content for name in ("format", *COMPONENTS)):
+        raise UserError(f"model {path}: not a checkpoint of lmplay. {keep}")
+    if content["format"] != FORMAT:
+        raise UserError(f"model {path}: has format {content['format']}, and this lmplay ({__version__}) reads format {FORMAT}. {keep}")
+    return content
+
+
+def stage_file(path: Path, stage: str) -> Path:
+    """Name the file that keeps the newest state within a stage."""
+    return path.with_name(f"{path.stem}.{stage}{path.suffix}")
+
+
+def set_aside(path: Path, stages: Sequence[str]) -> Path:
+    """Give a model file and its stage files other names, so that a new run can have theirs.
+
+    :param path: NAME.lmp, which exists.
+    :param stages: the stages of which there may be files.
+    :return: the new name, NAME.old-1.lmp or the first number that is free.
+    """
+    number = next(n for n in range(1, 1_000_000) if not path.with_name(f"{path.stem}.old-{n}{path.suffix}").exists())
+    new = path.with_name(f"{path.stem}.old-{number}{path.suffix}")
+    for stage in stages:
+        if stage_file(path, stage).exists():
+            stage_file(path, stage).rename(stage_file(new, stage))
+    path.rename(new)
+    return new

@@ -1,0 +1,117 @@
+"""Taking note of steps: into the statistics at once on a CPU, one step late on a GPU, so that it never waits.  Engine floor."""
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..data.batcher import Batch
+from ..stats.modelstats import write_stats
+from .evaluate import add_words
+from .run import Run
+from .stagework import StageWork
+from .step import StepResult, check_finite
+
+# The statistics files are written at least this often (seconds), for those who plot while a run goes on.
+_WRITE_SECONDS = 15.0
+
+
+@dataclass
+class _Pending:
+    """A step whose numbers are on their way from the device."""
+
+    batch: Batch
+    place: dict[str, float]
+    figures: torch.Tensor  # loss sum and gradient norm, on the CPU once `arrived`
+    predictions: dict[int, torch.Tensor]
+    arrived: torch.cuda.Event | None
+    known: dict[str, float]  # figures that need no waiting
+
+
+class Recorder:
+    """Adds each step of a stage to the statistics."""
+
+    def __init__(self, run: Run, work: StageWork):
+        self._run, self._work = run, work
+        self._pending: _Pending | None = None
+        self._mark = self._written = time.perf_counter()
+
+    def record(self, batch: Batch, result: StepResult) -> None:
+        """Take note of a step that has been done: counts now, its numbers when they have come."""
+        now = time.perf_counter()
+        known = {"step_seconds": now - self._mark, "data_seconds": self._work.data_seconds, "padding": float(result.padding), "places": float(result.places)}
+        self._mark = now
+        runner = self._run.runner
+        runner.seconds += known["step_seconds"]
+        counts = batch.counts() + Counter(padding=result.padding, places=result.places)
+        for stats in (runner.stats, self._work.stats):
+            stats.count_step(len(batch.samples), batch.n_truth, counts)
+        place = self._work.place()
+        entry = self._work.entry
+        entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = place["samples"], place["tokens"], place["seconds"]
+        before, self._pending = self._pending, self._send(batch, place, result, known)
+        if before is not None:
+            self._add(before)
+        if runner.runtime.device.type == "cpu":
+            self.flush()
+        if now - self._written > _WRITE_SECONDS:
+            self._written = now
+            write_all(self._run)
+
+    def flush(self) -> None:
+        """Wait for the numbers of the last step; afterwards the statistics say all that has been done."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._add(pending)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do something else than training: with all steps in the statistics, and the clock stopped."""
+        self.flush()
+        yield
+        self._mark = time.perf_counter()
+
+    def _send(self, batch: Batch, place: dict[str, float], result: StepResult, known: dict[str, float]) -> _Pending:
+        """Start the copies to the CPU."""
+        figures = torch.stack([result.loss_sum.float(), result.grad_norm.float()])
+        if figures.device.type != "cuda":
+            return _Pending(batch, place, figures.cpu(), {number: ids.cpu() for number, ids in result.predictions.items()}, None, known)
+        figures = figures.to("cpu", non_blocking=True)
+        predictions = {number: ids.to("cpu", non_blocking=True) for number, ids in result.predictions.items()}
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return _Pending(batch, place, figures, predictions, arrived, known)
+
+    def _add(self, step: _Pending) -> None:
+        """Add a step's numbers to the statistics and the progress line."""
+        if step.arrived is not None:
+            step.arrived.synchronize()
+        loss_sum, grad_norm = step.figures.tolist()
+        scaler = self._run.runner.runtime.scaler
+        check_finite(loss_sum, grad_norm, scaler.is_enabled())
+        pieces = step.batch.pieces
+        sums: dict[str, float] = {}
+        for number, ids in step.predictions.items():
+            add_words(sums, pieces[number], self._run.model.tokenizer.decode(ids.tolist()))
+        figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), "grad_norm_sum": grad_norm}
+        for stats in (self._run.runner.stats, self._work.stats):
+            stats.add_train(step.place, figures)
+        self._run.report.progress(self._run, self._work, step.batch, loss_sum / step.batch.n_truth)
+
+
+def write_all(run: Run) -> None:
+    """Write the statistics files of the run and of its stages that have begun.
+
+    :raises OSError: when they cannot be written.
+    """
+    folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
+    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes)
+    if runner.stages:
+        entry = runner.stages[-1]
+        resumes = [resume for resume in runner.resumes if entry["from_samples"] <= resume["samples"] <= entry["to_samples"]]
+        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes)

@@ -1,0 +1,172 @@
+"""What the user is told while a run goes on: banner, progress, validations, summary.  Engine floor.
+
+On a terminal a tqdm line shows the progress; in a file or a job's output a plain line comes every few seconds.
+"""
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.stream import describe_skipped
+
+if TYPE_CHECKING:
+    from ..data.batcher import Batch
+    from ..plan.schema import Plan
+    from .evaluate import Example
+    from .run import Run
+    from .stagework import StageWork
+
+# Seconds between two plain progress lines, and between two printed examples.
+_PLAIN_SECONDS = 10.0
+_EXAMPLE_SECONDS = 20.0
+_EXAMPLE_CHARACTERS = 300
+
+
+class Report:
+    """Speaks to the user, on standard output; the progress line is on standard error."""
+
+    def __init__(self, command: list[str]):
+        """
+        :param command: the command line, to be said again when the run stops.
+        """
+        self._command = shlex.join(command)
+        self._bar: Any = None
+        self._loss: float | None = None
+        self._validation = ""
+        self._last_line = self._last_example = self._started = time.monotonic()
+        self._first_samples = self._first_tokens = 0
+
+    def say(self, text: str) -> None:
+        """Print a line or more, above the progress line."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(text, flush=True)
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def banner(self, run: Run) -> None:
+        """Say what will be done."""
+        runtime, model = run.runner.runtime, run.model
+        parameters = sum(parameter.numel() for parameter in model.module.parameters())
+        settings = run.settings
+        self.say(f"model       {model.experiment}: {parameters:,} parameters, {', '.join(f'{name} {value}' for name, value in model.args.items())}")
+        self.say(f"tokenizer   {model.tokenizer.name}: {model.tokenizer.vocab_size:,} tokens")
+        self.say(f"device      {runtime.device}, {runtime.precision}{', compiled' if settings.compile_model else ''}, mini-batch {settings.mini_batch_size}")
+        self.say(f"checkpoint  {run.path}")
+        for number, (stage, state) in enumerate(zip(run.curriculum.plan.stages, run.curriculum.states, strict=True), 1):
+            done = "done" if state.done else "begun" if state.fingerprints is not None else "to do"
+            self.say(f"stage {number}/{len(run.curriculum.states)}   {stage.name} ({done}): {_length(stage)} of {' + '.join(spec.path for spec in stage.dataset)}")
+        if run.runner.resumes:
+            self.say(f"resumed     at {run.runner.samples:,} samples")
+
+    def start_stage(self, run: Run, work: StageWork) -> None:
+        """Say what a stage reads, and start its progress line."""
+        settings, total = work.settings, work.stream.total
+        rows = " + ".join(f"{source.name} ({'endless' if source.n_rows is None else f'{source.n_rows:,} rows'})" for source in work.data.sources)
+        self.say(f"\n== stage {work.stage.name}: {rows}")
+        self.say(f"   batch {settings.batch_size}, context {settings.context_len}, lr {settings.lr:g} {settings.schedule}"
+                 + (f", {len(work.frozen)} parameters frozen" if work.frozen else ""))
+        floor = work.entry["floor_nats_per_token"]
+        if floor is not None:
+            self.say(f"   floor: {floor:.3f} nats per token, {work.entry['floor_bits_per_byte']:.3f} bits per byte: no model can do better on this text")
+        if not work.has_validation:
+            self.say("   no validation: no rows are held out")
+        self._validation = ""
+        self._started = self._last_line = time.monotonic()
+        self._first_samples, self._first_tokens = run.runner.samples, run.runner.stats.totals["total_train_tokens"]
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=work.stats.totals["total_train_samples"], unit="sample", desc=work.stage.name, dynamic_ncols=True)
+
+    def progress(self, run: Run, work: StageWork, batch: Batch, loss: float) -> None:
+        """Show a step; the loss shown is a running mean over about 20 steps."""
+        self._loss = loss if self._loss is None else self._loss + (loss - self._loss) / 20
+        tokens = run.runner.stats.totals["total_train_tokens"] - self._first_tokens
+        elapsed = max(time.monotonic() - self._started, 1e-9)
+        text = f"loss {self._loss:.3f}{self._validation}, {tokens / elapsed:,.0f} tokens/s"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(len(batch.samples))
+        elif time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            done, total = work.stats.totals["total_train_samples"], work.stream.total
+            share = "" if batch.progress is None else f" ({batch.progress:.0%})"
+            self.say(f"{work.stage.name}: {done:,}{f' of {total:,}' if total else ''} samples{share}, {text}")
+
+    def validation(self, sums: dict[str, float], example: Example, final: bool) -> None:
+        """Show a validation: its figures in the progress line, and an example now and then."""
+        loss = sums["loss_sum"] / sums["n_tokens"]
+        accuracy = sums["words_right"] / sums["words"] if sums["words"] else 0.0
+        self._validation = f", validation {loss:.3f}"
+        if not final and time.monotonic() - self._last_example < _EXAMPLE_SECONDS:
+            return
+        self._last_example = time.monotonic()
+        bits = f", {loss * sums['n_tokens'] / sums['n_bytes'] / 0.6931471805599453:.3f} bits per byte" if sums["n_bytes"] else ""
+        floor = f", floor of these samples {sums['nats_sum'] / sums['nats_tokens']:.3f}" if sums["nats_tokens"] else ""
+        self.say(f"{'final validation' if final else 'validation'}: loss {loss:.3f} nats per token{bits}, word accuracy {accuracy:.1%}{floor}")
+        for name, text in (("Prompt", example.prompt), ("Truth", example.truth), ("Predicted", example.predicted)):
+            self.say(f"  {name:<10}{_shorten(text)}")
+
+    def end_stage(self, run: Run, work: StageWork) -> None:
+        """Close a stage."""
+        self._close_bar()
+        totals = work.stats.totals
+        skipped = f"; {describe_skipped(work.stream.skipped)}" if work.stream.skipped else ""
+        stopped = f"; ended early: no better validation for {work.state.stale}" if work.is_over() else ""
+        self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
+                 f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, {totals['continuations']:,} continuations, "
+                 f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}")
+
+    def grads(self, stage: str, lines: list[str]) -> None:
+        """Say what a look at the gradients found."""
+        self.say("\n".join([f"gradients of stage {stage}:", *(f"  {line}" for line in lines)]) if lines else f"gradients of stage {stage}: all there, none zero, all finite")
+
+    def saved(self, path: Path) -> None:
+        """Say that a checkpoint was written (in files and job outputs only; on a terminal it would be noise)."""
+        if self._bar is None:
+            self.say(f"saved {path}")
+
+    def save_failed(self, path: Path, error: OSError) -> None:
+        """Say loudly that a checkpoint could not be written."""
+        self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the file before it is whole. The next save tries again.")
+
+    def stopped(self, run: Run) -> None:
+        """Say where a stopped run is, and how to go on."""
+        self._close_bar()
+        self.say(f"\nstopped at {run.runner.samples:,} samples; the state is saved in {run.path}. To go on:\n  {self._command}")
+
+    def done(self, run: Run) -> None:
+        """Say how a finished run ended."""
+        stats = run.runner.stats
+        self.say(f"\nplan complete: {run.runner.samples:,} samples, {stats.totals['total_train_tokens']:,} tokens in {run.runner.seconds:,.0f} s of training")
+        if stats.final is not None:
+            floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
+            self.say(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
+        self.say(f"model       {run.path}\nstatistics  {Path(run.settings.out_dir).expanduser()}\nto plot     lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}")
+
+    def already_done(self, path: Path, plan: Plan) -> None:
+        """Say that there is nothing to do."""
+        self.say(f"the plan is complete: {path} has done all of its {len(plan.stages)} stages. Add a stage to go on, or --reset-history to start anew.")
+
+    def _close_bar(self) -> None:
+        """Leave the progress line as it is."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _length(stage: Any) -> str:
+    """Say how long a stage is."""
+    if stage.samples is not None:
+        return f"{stage.samples:,} samples"
+    return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epochs"
+
+
+def _shorten(text: str) -> str:
+    """Show the beginning of a text on one line."""
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= _EXAMPLE_CHARACTERS else text[:_EXAMPLE_CHARACTERS - 1] + "…"

@@ -1,0 +1,215 @@
+"""Putting a run together: everything is opened and checked before the first step, and nothing is written until then.  Engine floor."""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.stage import StageData
+from ..errors import UserError
+from ..exp import accepted_settings, build_model, get_experiment
+from ..files import check_folder, make_folder, write_text
+from ..optim.optimizers import build_optimizer
+from ..plan.curriculum import Curriculum
+from ..plan.schema import Plan
+from ..plan.settings import Settings, StageSettings, resolve_stage
+from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
+from . import checkpoint
+from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .interrupt import Interrupt
+from .report import Report
+from .runtime import Runtime, seed_everything
+
+_DEFAULT_TRAINED = "train:8192"
+# A tokenizer learns from this many characters for each token it is to have.
+_CHARACTERS_PER_TOKEN = 1000
+
+
+@dataclass
+class Run:
+    """All that training needs."""
+
+    settings: Settings
+    path: Path
+    curriculum: Curriculum
+    model: ModelComponent
+    runner: RunnerComponent
+    optimizers: OptimizersComponent
+    lr_schedulers: LrSchedulersComponent
+    wrapped: nn.Module
+    stage_settings: dict[str, StageSettings]
+    stage_data: dict[str, StageData]
+    report: Report
+    interrupt: Interrupt
+
+    @property
+    def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:
+        """The five parts of a checkpoint, in order."""
+        return self.curriculum, self.model, self.runner, self.optimizers, self.lr_schedulers
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What model there will be: its experiment, its arguments but for the vocabulary, and its tokenizer where a file already has it."""
+
+    experiment: str
+    args: dict[str, Any]
+    tokenizer: Tokenizer | None
+
+    def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
+        """Build the model; on "meta" it has shapes and no weights."""
+        with torch.device("meta" if meta else "cpu"):
+            return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
+
+
+def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt) -> Run | None:
+    """Open and check everything, load what there is to load, and make the folders.
+
+    :param settings: the run's.
+    :param plan: what to follow.
+    :param report: is told what happens.
+    :param interrupt: asked whether to stop.
+    :return: the run; None when the plan has already been done.
+    :raises UserError: for anything that is wrong with the input; nothing has been written then.
+    """
+    path = settings.model_file(plan)
+    for folder in {path.parent, Path(settings.out_dir).expanduser()}:
+        check_folder(folder, "output folder")
+    runtime = Runtime(settings)
+    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    model_plan = plan_model(settings, plan, path, stored)
+    model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
+    curriculum = Curriculum(plan)
+    if stored is not None:
+        curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
+        curriculum.restore(stored["curriculum"]["state"])
+        if curriculum.is_done:
+            report.already_done(path, plan)
+            return None
+    stages = [stage for stage, _ in curriculum.remaining()]
+    stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
+    stage_data = _open_stages(settings, curriculum, stage_settings)
+    tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
+
+    seed_everything(settings.seed)
+    module = model_plan.build(tokenizer.vocab_size)
+    model = ModelComponent(model_plan.experiment, model_plan.args, tokenizer, module)
+    if stored is None and settings.initial_model is not None:
+        model.restore(checkpoint.load(Path(settings.initial_model).expanduser())["model"]["state"])
+    module.to(runtime.device)
+    optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
+    run = Run(settings, path, curriculum, model, RunnerComponent(settings, runtime), OptimizersComponent(settings.optimizer, optimizer),
+              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt)
+    if stored is not None:
+        _restore(run, stored)
+    _prepare_folders(run)
+    return run
+
+
+def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelPlan:
+    """Decide what model there will be: that of the checkpoint, of the initial model, or a new one.
+
+    :param settings: the run's; model flags that were typed must agree with the file's.
+    :param plan: its `$model` is for new models.
+    :param path: the model file.
+    :param stored: what is in it; None when a new model is made.
+    :return: the model to build.
+    :raises UserError: when flags and file disagree, or the experiment is unknown.
+    """
+    source = path
+    if stored is None and settings.initial_model is not None:
+        source = Path(settings.initial_model).expanduser()
+        stored = checkpoint.load(source)
+    experiment = get_experiment(settings.experiment(plan))
+    if stored is None:
+        args, chosen = settings.model_args(plan, experiment.settings)
+        accepted = accepted_settings(experiment)
+        kept = args if accepted is None else {name: value for name, value in args.items() if name in accepted or name in chosen}
+        return ModelPlan(experiment.name, kept, None)
+    built = stored["model"]["state_args"]
+    faults = settings.typed_conflicts(built["args"])
+    if built["experiment"] != experiment.name and ("exp" in settings.given or plan.model.exp):
+        faults.insert(0, f"experiment {experiment.name} (the file's model is {built['experiment']})")
+    if "tokenizer" in settings.given and settings.tokenizer != built["tokenizer"]["name"]:
+        faults.append(f"--tokenizer {settings.tokenizer} (the file's model has {built['tokenizer']['name']})")
+    if faults:
+        raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, or choose another --model file for a new one.")
+    return ModelPlan(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]))
+
+
+def make_tokenizer(settings: Settings, plan: Plan, stage_data: dict[str, StageData]) -> Tokenizer:
+    """Make the tokenizer of a new model.
+
+    :param settings: what the user said.
+    :param plan: its `$tokenizer` comes after that; then gpt2 where it reads from the hub, else one trained on its text.
+    :param stage_data: the open stages, for a tokenizer that learns from them.
+    :return: the tokenizer.
+    """
+    name = tokenizer_name(settings, plan)
+    size = trained_size(name)
+    if size is None:
+        return load_tokenizer(name)
+    budget = size * _CHARACTERS_PER_TOKEN // len(stage_data)
+    return train_tokenizer((text for data in stage_data.values() for text in data.texts(budget)), size)
+
+
+def tokenizer_name(settings: Settings, plan: Plan) -> str:
+    """Choose the tokenizer of a new model."""
+    from ..data.sources import is_hub
+
+    hub = any(is_hub(spec) for stage in plan.stages for spec in stage.dataset)
+    return settings.tokenizer or plan.tokenizer or ("gpt2" if hub else _DEFAULT_TRAINED)
+
+
+def _open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> dict[str, StageData]:
+    """Open the data of all stages that are left, so that a file missing in the last is known now; all faults together."""
+    opened, faults = {}, []
+    for stage, state in curriculum.remaining():
+        try:
+            data = StageData(stage, settings.datasets_folder, settings.seed)
+            if stage_settings[stage.name].schedule != "constant" and not data.length_is_known:
+                faults.append(f"stage '{stage.name}': lr_schedule {stage_settings[stage.name].schedule} needs a length that is known; give samples or tokens.")
+            faults += _changes(stage.name, state.fingerprints, data.fingerprints())
+            opened[stage.name] = data
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    return opened
+
+
+def _changes(stage: str, before: list[dict[str, Any]] | None, now: list[dict[str, Any]]) -> list[str]:
+    """Say which sources of a begun stage are not what they were."""
+    if before is None or before == now:
+        return []
+    names = [new["name"] for old, new in zip(before, now, strict=True) if old != new]
+    return [f"stage '{stage}': the data of {', '.join(names)} has changed since the checkpoint, so its position means nothing any more; "
+            "bring the data back, choose another --model, or --reset-history to start anew."]
+
+
+def _restore(run: Run, stored: dict[str, Any]) -> None:
+    """Give the components what the checkpoint has."""
+    if stored["optimizers"]["state_args"]["main"]["optimizer"] != run.settings.optimizer and not run.settings.ignore_optimizer:
+        raise UserError(f"model {run.path}: was trained with {stored['optimizers']['state_args']['main']['optimizer']}, and --optimizer is "
+                        f"{run.settings.optimizer}; leave that out, or add --ignore-optimizer to go on with a fresh one.")
+    for component in run.components[1:]:
+        if not (component.name == "optimizers" and run.settings.ignore_optimizer):
+            component.restore(stored[component.name]["state"])
+    totals = run.runner.stats.totals
+    run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
+
+
+def _prepare_folders(run: Run) -> None:
+    """Make the folders, set an old file aside if asked to, and write the settings beside the statistics."""
+    folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
+    make_folder(run.path.parent, "output folder")
+    if run.settings.reset_history and run.path.exists():
+        run.report.say(f"kept the old model as {checkpoint.set_aside(run.path, [state.name for state in run.curriculum.states])}")
+    resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
+                                         "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
+                                         "plan": run.curriculum.plan.to_json()}
+    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")

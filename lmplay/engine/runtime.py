@@ -1,0 +1,121 @@
+"""The one owner of device, precision, compilation and random states.  Engine floor."""
+from __future__ import annotations
+
+import contextlib
+import random
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..plan.settings import Settings
+
+# Under compile every new shape costs a compilation: lengths are rounded up to a multiple of this.
+_COMPILED_MULTIPLE = 64
+
+
+class Runtime:
+    """Knows where and how a model runs."""
+
+    def __init__(self, settings: Settings):
+        """
+        :param settings: device, amp and compile flags.
+        :raises UserError: when the device is not there.
+        """
+        self.device = _choose_device(settings.device)
+        self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
+        self._settings = settings
+
+    @property
+    def precision(self) -> str:
+        """The precision in words."""
+        return "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
+
+    @property
+    def length_multiple(self) -> int:
+        """What lengths of mini-batches are rounded up to."""
+        return _COMPILED_MULTIPLE if self._settings.compile_model else 1
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Give what is run in place of the raw model: compiled, if asked for. Saving and freezing use the raw one.
+
+        :raises UserError: when the backend is unknown.
+        """
+        if not self._settings.compile_model:
+            return model
+        import torch._dynamo
+
+        backends = torch._dynamo.list_backends(exclude_tags=())
+        if self._settings.compile_backend not in backends:
+            raise UserError(f"--compile-backend {self._settings.compile_backend}: not there; allowed is one of {', '.join(backends)}.")
+        return torch.compile(model, mode=self._settings.compile_mode, backend=self._settings.compile_backend)  # type: ignore[return-value]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Give the context for forward passes."""
+        if self.amp_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.amp_dtype)
+
+    def peak_memory(self) -> int | None:
+        """Give the most bytes of GPU memory in use so far; None elsewhere."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+def seed_everything(seed: int) -> None:
+    """Start the random numbers of every library in use from a seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Give the state of every library's random numbers, as plain values and tensors."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = cast(tuple[Any, ...], np.random.get_state(legacy=True))
+    state: dict[str, Any] = {"python": [version, list(numbers), gauss],
+                             "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+                             "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Go back to a state of the random numbers; generators of devices that are not here are passed over."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][:torch.cuda.device_count()])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+def _choose_device(name: str | None) -> torch.device:
+    """Find the device asked for, or the best there is."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return torch.device(next(kind for kind, present in there.items() if present))
+    present = ", ".join(kind for kind, is_there in there.items() if is_there)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: allowed is cpu, cuda, cuda:N or mps; here there is: {present}.") from None
+    if not there.get(device.type, False) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"--device {name}: there is no such device here; there is: {present}.")
+    return device
+
+
+def _choose_amp_dtype(device: torch.device) -> torch.dtype:
+    """Choose bfloat16 where the device computes with it, else float16."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if device.type == "cpu" else torch.float16

@@ -1,0 +1,36 @@
+"""The errors that users see, and the words that help them.  Ground floor: imports nothing of lmplay."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LmplayError(Exception):
+    """Anything lmplay says about a run that cannot go on; the door turns it into an exit code."""
+
+    exit_code = 1
+
+
+class UserError(LmplayError):
+    """Bad input: one line a fault, saying what, where, what is allowed and what to do.  Exit code 2, no traceback."""
+
+    exit_code = 2
+
+    def __init__(self, *faults: str):
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class TrainingError(LmplayError):
+    """Training itself failed (a loss that is not a number, say); the last good checkpoint stays.  Exit code 1."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Say what a misspelt word may have meant.
+
+    :param word: what was found.
+    :param allowed: the words that would have been right.
+    :return: `` Did you mean 'epochs'?`` with a leading space, or the empty string where nothing is near.
+    """
+    found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" Did you mean '{found[0]}'?" if found else ""

@@ -1,0 +1,78 @@
+"""The GPT-2 family.  Model floor: imports torch, modules/ and the ground floor only.
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".  Shapes: B pieces, T positions, D width, V vocabulary.
+"""
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..modules.blocks import NORM_EPSILON, PreNormBlock
+
+
+class GPT2ish(nn.Module):
+    """Pre-norm transformer with learned positions; given GPT-2's weights it computes GPT-2's logits."""
+
+    def __init__(
+        self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.1, tied_head: bool = True
+    ):
+        """Build it with fresh weights.
+
+        :param vocab_size: V.
+        :param context_len: the longest sequence, in tokens.
+        :param num_blocks: transformer blocks.
+        :param embed_dim: D, a multiple of `num_heads`.
+        :param num_heads: attention heads of a block.
+        :param dropout: share dropped while training from embeddings, attention weights and what blocks add; 0.1 is GPT-2's.
+        :param tied_head: the head's weight is the token embedding's.
+        :raises UserError: when a size is not a positive number, or the heads don't divide the width.
+        """
+        super().__init__()
+        _check_sizes(vocab_size=vocab_size, context_len=context_len, num_blocks=num_blocks, embed_dim=embed_dim, num_heads=num_heads)
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout {dropout}: must be a share from 0 (none) to less than 1.")
+        self.context_len = context_len
+        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        self.position_embedding = nn.Embedding(context_len, embed_dim)
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(PreNormBlock(embed_dim, num_heads, dropout) for _ in range(num_blocks))
+        self.final_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
+        # on "meta" the weight that a tied head does not need takes neither memory nor random numbers
+        self.head = nn.Linear(embed_dim, vocab_size, bias=False, device="meta" if tied_head else None)
+        if tied_head:
+            self.head.weight = self.token_embedding.weight
+        self._initialize(num_blocks)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Read tokens.
+
+        :param tokens_BT: token ids, right-padded (no position sees a later one, so padding needs no mask).
+        :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
+        :raises ValueError: when T is more than the context length.
+        """
+        length = tokens_BT.shape[1]
+        if length > self.context_len:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's context length of {self.context_len}")
+        hidden_BTD = self.embedding_dropout(self.token_embedding(tokens_BT) + self.position_embedding.weight[:length])
+        for block in self.blocks:
+            hidden_BTD = block(hidden_BTD)
+        return self.final_norm(hidden_BTD)
+
+    def _initialize(self, num_blocks: int) -> None:
+        """Draw weights as GPT-2: N(0, 0.02), less for what adds to the residual stream, which 2 * num_blocks parts add to; biases 0."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.endswith("projection.weight"):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_blocks))
+            elif "norm" not in name:
+                nn.init.normal_(parameter, std=0.02)
+
+
+def _check_sizes(**sizes: int) -> None:
+    """Refuse sizes below 1, all at once."""
+    faults = [f"--{name.replace('_', '-')} {size}: must be at least 1." for name, size in sizes.items() if size < 1]
+    if faults:
+        raise UserError(*faults)

@@ -1,0 +1,92 @@
+"""Cross-entropy of a linear head over a large vocabulary, without the logits of all positions.  Math floor: imports torch only.
+
+Shapes: N positions, C positions of one chunk, D width, V vocabulary.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Sum ``cross_entropy(hidden @ weight.T, target)`` over the positions, `chunk` of them at a time.
+
+    The gradients are computed on the way forward, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
+    backward only scales them, once (a second backward through the same graph raises torch's error about an in-place change).
+    Under autocast the products are in its type; softmax, loss and held gradients are float32 (float64 for float64 input).
+    In float16 a single softmax gradient below 3e-8 becomes zero: it is not scaled here, for it is not yet divided by the count either.
+
+    :param hidden_ND: hidden states.
+    :param weight_VD: the head's weight.
+    :param targets_N: token ids, int64.
+    :param chunk: positions to hold logits for, at least 1.
+    :return: the sum of the losses (scalar, differentiable) and the most probable token ids (N,).
+    """
+    gradients = torch.is_grad_enabled()
+    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, chunk, gradients and hidden_ND.requires_grad, gradients and weight_VD.requires_grad)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """See :func:`linear_cross_entropy`."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> tuple[Tensor, Tensor]:
+        device = hidden_ND.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
+        with torch.autocast(device, enabled=False):
+            parts = _compute(hidden_ND.to(dtype), weight_VD.to(dtype), targets_N, chunk, with_hidden, with_weight)
+        ctx.save_for_backward(parts.hidden_gradient_ND, parts.weight_gradient_VD)
+        ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
+        ctx.mark_non_differentiable(parts.predictions_N)
+        return parts.loss_sum, parts.predictions_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        held = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        # in place: a second copy of the head's gradient would be the largest tensor of a step
+        hidden_gradient, weight_gradient = (None if tensor is None else tensor.mul_(loss_gradient).to(dtype) for tensor, dtype in held)
+        return hidden_gradient, weight_gradient, None, None, None, None
+
+
+class _Parts(NamedTuple):
+    """What one pass over the chunks gives; a gradient nobody needs is None."""
+
+    loss_sum: Tensor
+    predictions_N: Tensor
+    hidden_gradient_ND: Tensor | None
+    weight_gradient_VD: Tensor | None
+
+
+def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> _Parts:
+    """Go over the chunks with two buffers: on a CPU, memory asked for anew for each chunk costs as much as the softmax."""
+    total, exact = len(hidden_ND), torch.promote_types(hidden_ND.dtype, torch.float32)
+    logits_CV = hidden_ND.new_empty(min(chunk, total), len(weight_VD))
+    softmax_CV = torch.empty_like(logits_CV, dtype=exact)
+    losses_N = hidden_ND.new_empty(total, dtype=exact)
+    predictions_N = torch.empty_like(targets_N)
+    hidden_gradient = torch.empty_like(hidden_ND, dtype=exact) if with_hidden else None
+    weight_gradient = torch.zeros_like(weight_VD, dtype=exact) if with_weight else None
+    for start in range(0, total, chunk):
+        part = slice(start, min(start + chunk, total))
+        hidden, target, logits, softmax = hidden_ND[part], targets_N[part, None], logits_CV[: part.stop - start], softmax_CV[: part.stop - start]
+        torch.mm(hidden, weight_VD.t(), out=logits)
+        highest, predictions = logits.max(1, keepdim=True)
+        torch.softmax(logits, 1, dtype=exact, out=softmax)
+        # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
+        losses_N[part] = (highest.to(exact) - logits.gather(1, target).to(exact) - softmax.gather(1, predictions).log()).squeeze(1)
+        predictions_N[part] = predictions.squeeze(1)
+        if not with_hidden and not with_weight:
+            continue
+        softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1))  # now the gradient of the loss by the logits
+        gradient = softmax if exact == logits.dtype else logits.copy_(softmax)
+        if hidden_gradient is not None:
+            hidden_gradient[part] = gradient @ weight_VD
+        if weight_gradient is not None and exact == gradient.dtype:
+            weight_gradient.addmm_(gradient.t(), hidden)
+        elif weight_gradient is not None:
+            weight_gradient += gradient.t() @ hidden
+    return _Parts(losses_N.sum(), predictions_N, hidden_gradient, weight_gradient)

@@ -1,0 +1,1 @@
+"""Parts that experiments build their models from.  Model floor."""

@@ -1,0 +1,70 @@
+"""Attention.  Model floor: imports torch and the ground floor only.
+
+Shapes: B pieces, T positions, D width, H heads, K width of a head.
+"""
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import UserError
+
+
+class CausalSelfAttention(nn.Module):
+    """Multi-head attention in which a position sees itself and those before it; query, key and value come from one product."""
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
+        """Build it.
+
+        :param embed_dim: D.
+        :param num_heads: H, a divisor of D.
+        :param dropout: share of attention weights and of outputs dropped while training.
+        :raises UserError: when the heads don't divide the width.
+        """
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim)
+        self.projection = nn.Linear(embed_dim, embed_dim)
+        self.residual_dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Mix each position with those before it.
+
+        Pieces are padded on the right, where nothing looks from a real position: the causal rule is the only mask.
+
+        :param hidden_BTD: normalised hidden states.
+        :return: what to add to the residual stream (B, T, D).
+        """
+        query_key_value = self.query_key_value(hidden_BTD).unflatten(2, (3, self.num_heads, -1))
+        query_BHTK, key_BHTK, value_BHTK = query_key_value.permute(2, 0, 3, 1, 4).unbind(0)
+        dropout = self.dropout if self.training else 0.0
+        mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, dropout_p=dropout, is_causal=True)
+        return self.residual_dropout(self.projection(mixed_BHTK.transpose(1, 2).flatten(2)))
+
+
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Refuse a width that the heads don't divide.
+
+    :param embed_dim: the width.
+    :param num_heads: the number of heads.
+    :raises UserError: naming both and the nearest values that would do.
+    """
+    if embed_dim % num_heads == 0:
+        return
+    below = embed_dim // num_heads * num_heads
+    widths = " or ".join(str(width) for width in (below, below + num_heads) if width)
+    heads = " or ".join(str(number) for number in _divisors_around(embed_dim, num_heads))
+    raise UserError(
+        f"--embed-dim {embed_dim}, --num-heads {num_heads}: the width must be a multiple of the number of heads; "
+        f"choose --embed-dim {widths}, or --num-heads {heads}."
+    )
+
+
+def _divisors_around(number: int, wanted: int) -> list[int]:
+    """Give the nearest divisors of a number below and above one that is none."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < wanted]
+    above = [divisor for divisor in divisors if divisor > wanted]
+    return below[-1:] + above[:1]

@@ -1,0 +1,1 @@
+"""How weights change: parameter groups, optimizers, schedules, freezing and a look at gradients.  Math floor."""

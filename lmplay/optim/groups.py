@@ -1,0 +1,33 @@
+"""Which parameters decay.  Math floor: imports torch only."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split a model's parameters into those that decay and those that don't.
+
+    Biases, norms and embeddings (a head tied to one too) don't, nor does a parameter with the attribute ``skip_weight_decay = True``.
+    Frozen ones are in as well: an optimizer passes over what has no gradient, and its state fits whatever a stage freezes.
+
+    :param model: the model.
+    :param weight_decay: for the first group.
+    :return: two groups, each in the order of ``model.named_parameters()``, with the plain key ``decays`` to tell them apart.
+    """
+    spared = {id(parameter) for parameter in _spared(model)}
+    decaying = [parameter for parameter in model.parameters() if id(parameter) not in spared]
+    others = [parameter for parameter in model.parameters() if id(parameter) in spared]
+    return [{"params": decaying, "weight_decay": weight_decay, "decays": True}, {"params": others, "weight_decay": 0.0, "decays": False}]
+
+
+def _spared(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Find what does not decay; a tied weight comes once for each owner, and one owner is enough to spare it."""
+    for module in model.modules():
+        whole = isinstance(module, (nn.Embedding, nn.LayerNorm, nn.RMSNorm))
+        for name, parameter in module.named_parameters(recurse=False):
+            # fewer than two dimensions: the scales of any other norm, and gates
+            if whole or name.endswith("bias") or parameter.ndim < 2 or getattr(parameter, "skip_weight_decay", False):
+                yield parameter

@@ -1,0 +1,97 @@
+"""Where we are in a plan: the curriculum component of a checkpoint.  Plan floor, no torch."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import UserError
+from .load import plan_from_json
+from .schema import Plan, Stage
+
+
+@dataclass
+class StageState:
+    """What has been done of a stage.
+
+    `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` say what its sources
+    were (None = it has not begun), `best_loss` and `stale` are the best validation loss so far and the validations since, for early stopping.
+    """
+
+    name: str
+    done: bool = False
+    position: dict[str, Any] | None = None
+    validation_position: dict[str, Any] | None = None
+    fingerprints: list[dict[str, Any]] | None = None
+    best_loss: float | None = None
+    stale: int = 0
+
+
+class Curriculum:
+    """A plan and how far it has been followed."""
+
+    name = "curriculum"
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.states = [StageState(stage.name) for stage in plan.stages]
+
+    @property
+    def number(self) -> int:
+        """The number of the stage to do next, from 0; the number of stages when all are done."""
+        return next((i for i, state in enumerate(self.states) if not state.done), len(self.states))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every stage has been done."""
+        return self.number == len(self.states)
+
+    def remaining(self) -> list[tuple[Stage, StageState]]:
+        """List the stages that are not done, in order."""
+        return list(zip(self.plan.stages, self.states, strict=True))[self.number:]
+
+    def state_args(self) -> dict[str, Any]:
+        """See :class:`lmplay.component.Component`."""
+        return {"plan": self.plan.to_json()}
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`lmplay.component.Component`."""
+        return {"stages": [asdict(state) for state in self.states]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to where a checkpoint was; its plan must agree with this one as far as it has been followed (:meth:`check_past`)."""
+        begun = [StageState(**stage) for stage in state["stages"] if stage["fingerprints"] is not None]
+        self.states[:len(begun)] = begun
+
+    def check_past(self, stored_plan: dict[str, Any], stored: dict[str, Any]) -> None:
+        """See that this plan agrees with the one that a checkpoint has followed; stages that have not begun may differ.
+
+        :param stored_plan: the checkpoint's plan, as :meth:`Plan.to_json` gave it.
+        :param stored: the checkpoint's state of the curriculum.
+        :raises UserError: naming each begun stage that differs, and the ways out.
+        """
+        faults = []
+        before = plan_from_json(stored_plan)
+        for i, (stage, state) in enumerate(zip(before.stages, stored["stages"], strict=True)):
+            if state["fingerprints"] is None:
+                continue
+            now = self.plan.stages[i] if i < len(self.plan.stages) else None
+            if now is None or now != stage:
+                faults.append(f"stage '{stage.name}' has been {'done' if state['done'] else 'begun'} and differs in this plan: {_differences(stage, now)}.")
+        if faults:
+            raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start anew.")
+
+
+def _differences(before: Stage, now: Stage | None) -> str:
+    """Say which keys of a stage differ, old and new."""
+    if now is None:
+        return "it is not there any more"
+    old, new = before.model_dump(exclude_none=True), now.model_dump(exclude_none=True)
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return "; ".join(f"{key} was {_show(old.get(key))}, is {_show(new.get(key))}" for key in changed)
+
+
+def _show(value: Any) -> str:
+    """Write a value as a plan would hold it, cut short."""
+    text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else text[:97] + "..."

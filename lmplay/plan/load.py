@@ -1,0 +1,340 @@
+"""Finding a plan, reading it, and refusing a wrong one with all its faults at once.  Floor: plan; imports the ground floor and its own folder.
+
+A fault line says plan, stage, key, what was found and what is allowed; the words come from the descriptions in schema.py.
+"""
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from ..errors import UserError, nearest
+from ..files import read_json_or_yaml
+from .catalog import BUILTINS, CATALOG, is_builtin
+from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
+
+DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")
+DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
+
+_HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_GLOB = re.compile(r"[*?\[]")
+_MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
+
+
+def load_plan(name_or_path: str | Path) -> Plan:
+    """Read and check a plan, without touching any data.
+
+    :param name_or_path: the name of a built-in plan (these win; write `./default` for a file of that name) or a JSON or YAML file.
+    :return: the plan: short names written out, local paths absolute, `$defaults` merged into the stages.
+    :raises UserError: when there is no such plan, or with one line per fault.
+    """
+    path = _find(name_or_path)
+    return _build(_plain(read_json_or_yaml(path, "plan"), f"plan {path}"), f"plan {path}", path.parent)
+
+
+def list_plans() -> list[tuple[str, str]]:
+    """List the built-in plans: name and description, sorted by name."""
+    return [(name, read_json_or_yaml(path, "plan").get("$description", "")) for name, path in _built_in().items()]
+
+
+def plan_from_dataset(dataset: str) -> Plan:
+    """Make a plan of one stage: 1 epoch of a data set, or 10,000 samples of one that never ends.
+
+    :param dataset: a short name, hub path, local path or glob (relative to the current folder), or `builtin:...`.
+    :return: the plan; its stage is named after the data set.
+    :raises UserError: when there is no such data set.
+    """
+    try:
+        path = _locate(dataset, Path.cwd())
+    except UserError as error:
+        raise UserError(f"dataset: {error}") from None
+    length = {"samples": DATASET_SAMPLES} if is_builtin(path) else {"epochs": 1.0}
+    return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
+
+
+def plan_from_json(data: dict[str, Any]) -> Plan:
+    """Read back what :meth:`Plan.to_json` gave; data files need not exist any more.
+
+    :param data: the stored values.
+    :return: an equal plan.
+    :raises UserError: with one line per fault.
+    """
+    _refuse(_faults(Plan, data, "stored plan"))
+    return Plan.model_validate(data)
+
+
+def _built_in() -> dict[str, Path]:
+    """Find the built-in plans: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    folder = next((folder for folder in (package / "plans", package.parent / "plans") if (folder / "plan.schema.json").is_file()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.json")) if path.suffixes == [".json"]} if folder else {}
+
+
+def _find(name_or_path: str | Path) -> Path:
+    """Turn a plan's name or path into the path of its file."""
+    name = str(name_or_path)
+    built_in = _built_in()
+    path = built_in.get(name) or Path(os.path.expanduser(name))
+    if not os.path.exists(path):
+        near = nearest(path.name, [*built_in, *_names_in(path.parent)])
+        raise UserError(f"plan '{name}': neither a file nor a built-in plan.{near} Built-in plans: {', '.join(built_in)}.")
+    return path
+
+
+def _names_in(folder: str | Path) -> list[str]:
+    """List a folder for a hint: no more than 1,000 names, none where there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry in itertools.islice(entries, 1000)]
+    except OSError:
+        return []
+
+
+def _stage_name(path: str) -> str:
+    """Make a stage name of a data set's name, without folder, owner and suffixes."""
+    name = path.removeprefix("builtin:").partition("?")[0] if is_builtin(path) else Path(path).name
+    while (suffix := Path(name).suffix).lower() in DATA_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64] or "data"
+
+
+def _plain(raw: Any, where: str) -> Any:
+    """Bring what YAML can say (dates, numbers as keys, loops) down to what JSON can say; JSON passes unchanged."""
+    try:
+        return json.loads(json.dumps(raw, default=str))
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: holds what JSON cannot, a list as a key or an object inside itself; write it out.") from None
+
+
+def _build(raw: Any, where: str, folder: Path) -> Plan:
+    """Check a plan as written and put it together.
+
+    :param raw: the parsed file.
+    :param where: how fault lines begin.
+    :param folder: where relative data paths are looked up first.
+    """
+    if not isinstance(raw, dict):
+        _refuse([f"{where}: found {_show(raw)}, allowed: an object with a key for each stage."])
+    special = {key: value for key, value in raw.items() if key.startswith("$")}
+    bodies = {key: value for key, value in raw.items() if not key.startswith("$")}
+    defaults = special.get("$defaults")
+    defaults = defaults if isinstance(defaults, dict) else {}
+    faults = _faults(Header, special, where)
+    faults += _path_faults({"validation": defaults.get("validation")}, folder, f"{where}, key '$defaults.")
+    for name, body in bodies.items():
+        faults += _stage_faults(name, body, defaults, where, folder)
+    faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
+    _refuse(faults)
+    stages = []
+    for name, body in bodies.items():
+        located = _map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))
+        stages.append(Stage.model_validate({"name": name, **located}))
+    header = Header.model_validate(special)
+    return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
+
+
+def _refuse(faults: list[str]) -> None:
+    """Raise the faults, if any, each as one line that every terminal can show (a key may hold any character)."""
+    if faults:
+        raise UserError(*("".join(char if char.isprintable() else ascii(char)[1:-1] for char in fault) for fault in faults))
+
+
+def _merged(defaults: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    """Lay a stage over `$defaults`; its length, in whatever unit, replaces theirs."""
+    has_length = any(body.get(key) is not None for key in LENGTHS)
+    return {**{key: value for key, value in defaults.items() if not (has_length and key in LENGTHS)}, **body}
+
+
+def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, folder: Path) -> Iterator[str]:
+    """Find all faults of a stage as written: its name, its keys, its data paths, and what does not go together."""
+    special = [str(field.alias) for field in Header.model_fields.values()]
+    if f"${name}" in special:
+        yield f"{where}, key '{name}': found no $ before it, allowed: a stage of another name. Did you mean '${name}'?"
+        return
+    place = f"{where}, stage '{name}'"
+    if not re.fullmatch(STAGE_NAME, name):
+        yield f"{place}: found {_show(name)} as a name, allowed: {Stage.model_fields['name'].description}."
+    lines = _faults(StageBody, body, place)
+    yield from lines
+    if isinstance(body, dict):
+        yield from _path_faults(body, folder, f"{place}, key '")
+        yield from (f"{place}, key '{key}': {fault}." for key, fault in _merge_conflicts(defaults, body) if not _follows(fault, lines))
+
+
+def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
+    """Find what a stage and `$defaults`, each right alone, make wrong together: pairs of a key and its fault."""
+    given = [{key: value for key, value in part.items() if value is not None} for part in (defaults, body, _merged(defaults, body))]
+    alone = [*Overrides.conflicts(given[0]), *StageBody.conflicts(given[1])]
+    return [conflict for conflict in Stage.conflicts(given[2]) if conflict not in alone]
+
+
+def _path_faults(body: dict[str, Any], folder: Path, place: str) -> list[str]:
+    """Find the data paths of a stage that lead nowhere; `place` is the start of a line up to the key."""
+    faults: list[str] = []
+
+    def check(key: str, path: str) -> str:
+        try:
+            return _locate(path, folder)
+        except UserError as error:
+            faults.append(f"{place}{key}': {error}")
+            return path
+
+    _map_paths(body, check)
+    return faults
+
+
+def _map_paths(body: dict[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
+    """Give a copy of a stage as written, each data path in it replaced by `change(key, path)`."""
+
+    def source(key: str, raw: Any) -> Any:
+        if isinstance(raw, str) and raw:
+            return change(key, raw)
+        if isinstance(raw, dict) and isinstance(raw.get("path"), str) and raw["path"]:
+            return {**raw, "path": change(f"{key}.path", raw["path"])}
+        return raw
+
+    body = dict(body)
+    dataset = body.get("dataset")
+    if dataset is not None:
+        several = isinstance(dataset, list)
+        body["dataset"] = [source(f"dataset[{index}]", raw) for index, raw in enumerate(dataset)] if several else source("dataset", dataset)
+    validation = body.get("validation")
+    if isinstance(validation, dict) and "dataset" in validation:
+        body["validation"] = {**validation, "dataset": source("validation.dataset", validation["dataset"])}
+    return body
+
+
+def _locate(path: str, folder: Path) -> str:
+    """Find a data set by its name alone: local paths become absolute, short names, hub paths and `builtin:` names stay.
+
+    :param path: as the user wrote it.
+    :param folder: where a relative path is looked up first; the current folder comes second.
+    :raises UserError: "found ..., allowed: ...", to be put behind the place.
+    """
+    if path in CATALOG or is_builtin(path):
+        return path
+    if path.startswith("builtin:"):
+        near = nearest(path.partition("?")[0], BUILTINS)
+        raise UserError(f"found {_show(path)}, allowed: {', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not.{near}")
+    places = list(dict.fromkeys((os.path.abspath(folder), os.getcwd())))
+    local = os.path.expanduser(path)
+    for full in (os.path.join(place, local) for place in places):
+        if os.path.exists(full):
+            return os.path.abspath(full)
+    is_glob = _GLOB.search(path) is not None
+    for pattern in (os.path.join(glob.escape(place), local) for place in places if is_glob):
+        if any(True for _ in glob.iglob(pattern, recursive=True)):
+            return os.path.abspath(pattern)
+    if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
+        names = [name for place in places for name in _names_in(os.path.dirname(os.path.join(place, local)))]
+        near = nearest(os.path.basename(local), names)
+        raise UserError(f"found {_show(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(places)}).{near}")
+    if _HUB_PATH.fullmatch(path):
+        return path
+    raise UserError(f'found {_show(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
+                    f"or {BUILTINS[0]}.{nearest(path, CATALOG)}")
+
+
+def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
+    """Say what is wrong with an object as written, one line per mistake.
+
+    :param model: what it should be.
+    :param raw: the parsed value.
+    :param where: how the lines begin.
+    """
+    found: dict[str, str] = {}
+    try:
+        model.model_validate(raw)
+    except ValidationError as error:
+        for details in error.errors(include_url=False, include_input=False):
+            if details["type"] != "value_error":  # that is a conflict, found below even when other faults hide it here
+                key, text = _explain(model, raw, details)
+                found.setdefault(key, text)
+    missing = [(key, text) for key, text in found.items() if text.startswith("found nothing")]
+    doubtful = [*missing, *((key, f"{fault}.") for key, fault in _conflicts(model, raw))]
+    faults = [item for item in found.items() if item not in missing]
+    faults += [(key, text) for key, text in doubtful if not _follows(f"{key}: {text}", found.values())]
+    return [f"{where}, key '{key}': {text}" if key else f"{where}: {text}" for key, text in faults]
+
+
+def _follows(fault: str, others: Iterable[str]) -> bool:
+    """Tell whether a fault only follows from a misspelt key, by whose right name it goes: one mistake, one line."""
+    meant = re.findall(r"unknown key\. Did you mean '([^']*)'", " ".join(others))
+    return any(re.search(rf"\b{re.escape(word)}\b", fault) for word in meant)
+
+
+def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, str]:
+    """Put one of pydantic's findings into our words, following its location through what the user wrote.
+
+    :return: the key as the user knows it, and what was found and is allowed.
+    """
+    key, last, field = "", "", None
+    part: type[Part] | None = model
+    for step in details["loc"]:
+        if isinstance(step, int):
+            if isinstance(raw, list):  # else a single source without brackets
+                key, raw = f"{key}[{step}]", raw[step]
+        elif isinstance(raw, dict) and step not in _MARKS:  # what is not an object is a short form: its inner key was never written
+            key, last, raw = f"{key}.{step}" if key else step, step, raw.get(step)
+            if step in (fields := _fields(part)):
+                field = fields[step]
+                part = _part_in(field.annotation)
+    words = re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", ""))
+    if details["type"] == "extra_forbidden" or "[key]" in details["loc"]:
+        allowed = list(_fields(part) or ROLES)
+        return key, f"unknown key.{nearest(last, allowed)} Allowed: {', '.join(allowed)}."
+    rule = field.description if field else f"an object with the keys {', '.join(_fields(part))}"
+    value = "nothing" if details["type"] == "missing" else _show(raw)
+    return key, f"found {value}, allowed: {rule}.{_hint(raw, details['type'], words)}"
+
+
+def _hint(value: Any, kind: str, words: list[str]) -> str:
+    """Say what a wrong text may have meant: one of the right words, or a number."""
+    if not isinstance(value, str):
+        return ""
+    if kind in ("float_type", "int_type") and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
+        return " It is a text: write the number without quotes, and in YAML 6.0e-4 instead of 6e-4."
+    return nearest(value, words)
+
+
+def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Find the keys that do not go together, here and in all objects within: pairs of a key and its fault."""
+    if not isinstance(raw, dict):
+        return
+    for key, fault in model.conflicts({key: value for key, value in raw.items() if value is not None}):
+        yield prefix + key, fault
+    for key, field in _fields(model).items():
+        part, value = _part_in(field.annotation), raw.get(key)
+        if part and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _conflicts(part, item, f"{prefix}{key}[{index}].")
+        elif part:
+            yield from _conflicts(part, value, f"{prefix}{key}.")
+
+
+def _fields(part: type[Part] | None) -> dict[str, FieldInfo]:
+    """Give the fields of an object by the keys that a file uses, the required ones first; none for an object with keys of its own choice."""
+    fields = sorted(part.model_fields.items(), key=lambda item: not item[1].is_required()) if part else []
+    return {field.alias or name: field for name, field in fields}
+
+
+def _part_in(annotation: Any) -> type[Part] | None:
+    """Find the object in a type such as `list[SourceSpec] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return annotation
+    return next((part for part in map(_part_in, get_args(annotation)) if part), None)
+
+
+def _show(value: Any) -> str:
+    """Show what was found, as JSON and on one short line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

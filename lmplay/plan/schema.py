@@ -1,0 +1,310 @@
+"""The shape of a plan: its keys, their ranges, and the JSON Schema made from them.
+
+Floor: plan; imports the catalog beside it.  The description of a field says what is allowed in plain words: it is shown by editors
+(through the JSON Schema) and in the fault line of a wrong value.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+
+from .catalog import CATALOG, expand, is_builtin
+
+STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
+LENGTHS = ("epochs", "samples", "tokens")
+ROLES = ("text", "title", "prompt", "truth", "messages")
+COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"messages"})
+
+ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
+
+
+def option(title: str, allowed: str, **limits: Any) -> Any:
+    """Make a field that may be left out.
+
+    :param title: what the key is for.
+    :param allowed: what it may hold, in plain words.
+    :param limits: the limits of :func:`pydantic.Field`.
+    :return: the field; None when not given.
+    """
+    return Field(default=None, title=title, description=allowed, **limits)
+
+
+def _whole(value: Any) -> Any:
+    """Take 1e6 for the whole number it is, as JSON Schema does."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _listed(value: Any) -> Any:
+    """Take a single source for a list of one."""
+    return [value] if isinstance(value, (str, dict, BaseModel)) else value
+
+
+def _get(part: Any, key: str) -> Any:
+    """Read a key of a part, parsed or not yet; None when not given."""
+    return part.get(key) if isinstance(part, dict) else getattr(part, key, None)
+
+
+Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+Seed = Annotated[int, Field(ge=0, lt=2**63), BeforeValidator(_whole)]
+ContextLen = Annotated[int, Field(ge=16), BeforeValidator(_whole)]
+Text = Annotated[str, Field(min_length=1)]
+Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
+Columns = Annotated[dict[Role, Text], WithJsonSchema(
+    {"type": "object", "properties": {role: {"type": "string", "minLength": 1} for role in ROLES}, "additionalProperties": False})]
+
+
+class Part(BaseModel):
+    """A strict, frozen object: unknown keys are faults, and no value is bent into another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    short_forms: ClassVar[dict[type, str]] = {}
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Find keys that are right alone and wrong together.
+
+        :param given: the keys that are not None, parsed or as written (their own faults are reported elsewhere).
+        :return: pairs of a key and its fault.
+        """
+        return iter(())
+
+    @classmethod
+    def written_out(cls, value: Any) -> Any:
+        """Write out a short form: a plain value stands for an object with one key."""
+        key = cls.short_forms.get(type(value))
+        return value if key is None else {key: value}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _write_out(cls, value: Any) -> Any:
+        return cls.written_out(value)
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Part:
+        for key, fault in self.conflicts({key: value for key, value in self if value is not None}):
+            raise ValueError(f"{key}: {fault}")
+        return self
+
+
+class SourceSpec(Part):
+    """Where rows come from."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "path"}
+
+    path: Text = Field(title="Data set", description='a short name, a hub path "owner/name", a file, folder or glob, or "builtin:tales"')
+    config: Text | None = option("Configuration of a hub data set", "a text")
+    split: Text | None = option("Split to read", "a text")
+    revision: Text | None = option("Revision of a hub data set", "a text: branch, tag or commit")
+    streaming: bool | None = option("Read while training instead of downloading first", "true or false")
+    columns: Columns | None = option("Which field of a row is what", "an object of text (and title), prompt and truth, or messages to field names")
+    weight: float | None = option("Share of this source in the mix", "a number above 0", gt=0)
+
+    @classmethod
+    def written_out(cls, value: Any) -> Any:
+        value = super().written_out(value)
+        return expand(value) if isinstance(value, dict) else value
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        columns = given.get("columns")
+        if isinstance(columns, dict) and set(columns) <= set(ROLES) and set(columns) not in COLUMN_SETS:
+            yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: text, text and title, prompt and truth, or messages"
+        if str(given.get("path")).startswith("builtin:"):
+            for key in ("config", "split", "revision", "streaming"):
+                if key in given:
+                    yield key, "found it on the built-in corpus, allowed: only on other data sets"
+
+
+class LrSchedule(Part):
+    """How the learning rate goes on after its warm-up."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "name"}
+
+    name: ScheduleName = Field(title="Shape of the decay", description="constant, linear, cosine or wsd")
+    min_fraction: float | None = option("Where the decay ends, as a part of the peak", "a number from 0 to 1", ge=0, le=1)
+
+
+class Shuffle(Part):
+    """How rows are shuffled."""
+
+    seed: Seed | None = option("Seed of the order", "a whole number, 0 or more")
+    buffer: Count | None = option("Rows of a stream that are shuffled together", "a whole number, 1 or more")
+
+    @classmethod
+    def written_out(cls, value: Any) -> Any:
+        return {} if value is True else value
+
+
+class Validation(Part):
+    """Which rows are held out, and how many samples of them a validation takes."""
+
+    short_forms: ClassVar[dict[type, str]] = {int: "fraction", float: "fraction", str: "split"}
+
+    fraction: float | None = option("Part of the rows that is held out", "a number from 0 (no validation) to 0.5", ge=0, le=0.5)
+    split: Text | None = option("Split of the same data set", "a text")
+    dataset: SourceSpec | None = option("A data set of its own", "a data set name or path, or a source object")
+    samples: Count | None = option("Samples per validation", "a whole number, 1 or more")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        origins = [key for key in ("fraction", "split", "dataset") if key in given]
+        if len(origins) > 1:
+            yield origins[1], f"found {' and '.join(origins)} together, allowed: one of fraction, split, dataset"
+        if _get(given.get("dataset"), "weight") is not None:
+            yield "dataset.weight", "found a weight on a source that is not mixed, allowed: none"
+
+
+class EarlyStopping(Part):
+    """When a stage ends before its length because validation gets no better."""
+
+    patience: Count = Field(title="Validations without improvement", description="a whole number, 1 or more")
+    min_delta: float = Field(default=0.0, ge=0, title="Smallest drop of the validation loss that counts", description="a number, 0 or more")
+
+
+class Overrides(Part):
+    """What a stage may set for itself, and `$defaults` for all stages; None means the program's default."""
+
+    epochs: float | None = option("Length in passes over the data, fractions allowed", "a number above 0", gt=0)
+    samples: Count | None = option("Length in samples", "a whole number, 1 or more")
+    tokens: Count | None = option("Length in tokens to be learned", "a whole number, 1 or more")
+    batch_size: Count | None = option("Pieces per optimizer step", "a whole number, 1 or more")
+    context_len: ContextLen | None = option("Longest piece in tokens", "a whole number, 16 or more")
+    lr: float | None = option("Peak learning rate", "a number above 0", gt=0)
+    lr_schedule: LrSchedule | None = option("Learning rate schedule", 'constant, linear, cosine, wsd, or {"name": ..., "min_fraction": ...}')
+    weight_decay: float | None = option("Weight decay", "a number, 0 or more", ge=0)
+    grad_clip: float | None = option("Largest norm of the gradient", "a number, 0 (off) or more", ge=0)
+    shuffle: Annotated[
+        Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")
+    ] | None = option("Shuffling", 'true, false, or {"seed": ..., "buffer": ...}')
+    validation: Validation | None = option(
+        "Validation rows", 'a fraction from 0 (none) to 0.5, a split name, or an object with fraction, split or dataset, and samples')
+    stopping: Literal["first_exhausted", "all_exhausted"] | None = option("When an epoch of a mix ends", "first_exhausted or all_exhausted")
+    freeze: list[Annotated[str, Field(pattern="^!?[^!]")]] | None = option(
+        "Parameters that are not trained", 'a list of patterns over parameter names, such as ["blocks.*", "!blocks.5.*"]')
+    early_stopping: EarlyStopping | None = option("End the stage when validation gets no better", '{"patience": ..., "min_delta": ...}')
+    objective: Literal["next_token"] | None = option("What is minimised", "next_token")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        lengths = [key for key in LENGTHS if key in given]
+        if len(lengths) > 1:
+            yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(LENGTHS)}"
+        validation = given.get("validation")
+        fraction = validation if isinstance(validation, (int, float)) else _get(validation, "fraction")
+        if "early_stopping" in given and fraction == 0:
+            yield "early_stopping", "found it beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
+
+
+class StageBody(Overrides):
+    """A stage as a plan file holds it, under its name."""
+
+    dataset: Annotated[list[SourceSpec], Field(min_length=1), BeforeValidator(_listed)] = Field(
+        title="What is read", description="a data set name or path, a source object, or a list of these")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts(given)
+        sources = given.get("dataset")
+        if isinstance(sources, list):
+            weights = sum(_get(source, "weight") is not None for source in sources)
+            if 0 < weights < len(sources):
+                yield "dataset", f"found a weight on {weights} of {len(sources)} sources, allowed: on all of them or on none"
+
+
+class Stage(StageBody):
+    """A named part of a plan: one mix of sources, one length (1 epoch where none is given), its own overrides."""
+
+    name: str = Field(pattern=STAGE_NAME, title="Name", description='letters, digits, "_", "-" and ".", not "." first, at most 64 characters')
+
+    @classmethod
+    def written_out(cls, value: Any) -> Any:
+        if isinstance(value, dict) and all(value.get(key) is None for key in LENGTHS):
+            return {**value, "epochs": 1.0}
+        return value
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts(given)
+        sources = _listed(given.get("dataset"))
+        if "samples" in given or "tokens" in given or not isinstance(sources, list):
+            return
+        paths = [source if isinstance(source, str) else str(_get(source, "path")) for source in sources]
+        endless = [path for path in paths if is_builtin(path)]
+        ends = len(endless) < len(paths) and given.get("stopping") == "first_exhausted"
+        if endless and not ends:
+            yield "dataset", f"found {endless[0]}, which never ends, with a length in epochs, allowed: a length in samples or tokens"
+
+
+class ModelDefaults(Part):
+    """Defaults of a new model; a flag that the user typed wins."""
+
+    exp: Text | None = option("Experiment", "the name of an experiment, as --exp list shows them")
+    num_blocks: Count | None = option("Blocks", "a whole number, 1 or more")
+    embed_dim: Count | None = option("Width", "a whole number, 1 or more")
+    num_heads: Count | None = option("Attention heads", "a whole number, 1 or more")
+    context_len: ContextLen | None = option("Context length in tokens", "a whole number, 16 or more")
+    dropout: float | None = option("Dropout", "a number from 0 to below 1", ge=0, lt=1)
+    tied_head: bool | None = option("Share the weights of embedding and head", "true or false")
+    settings: dict[str, Any] | None = option("Other settings of the experiment", "an object")
+
+
+class Header(Part):
+    """The keys of a plan file that are not stages."""
+
+    schema_: str | None = Field(default=None, alias="$schema", title="JSON Schema, for editors", description="a text")
+    description: str = Field(default="", alias="$description", title="What the plan is for", description="a text")
+    defaults: Overrides = Field(default_factory=Overrides, alias="$defaults", title="Overrides of all stages", description="an object of overrides")
+    model: ModelDefaults = Field(default_factory=ModelDefaults, alias="$model", title="Defaults of a new model", description="an object of model settings")
+    tokenizer: Text | None = Field(default=None, alias="$tokenizer", title="Tokenizer of a new model", description="a text")
+
+
+class Plan(Part):
+    """Ordered stages, with `$defaults` already in them."""
+
+    description: str = Field(default="", description="a text")
+    stages: list[Stage] = Field(description="a list of stages")
+    model: ModelDefaults = Field(default_factory=ModelDefaults, description="an object of model settings")
+    tokenizer: Text | None = option("Tokenizer of a new model", "a text")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        stages = given.get("stages")
+        if not isinstance(stages, list):
+            return
+        if not stages:
+            yield "stages", 'found no stage, allowed: one or more, such as {"pretraining": {"dataset": "wikitext"}}'
+        first: dict[str, str] = {}
+        for name in (str(_get(stage, "name")) for stage in stages):
+            if name.lower() in first:  # some file systems do not tell upper from lower case
+                yield "stages", f"found the names '{first[name.lower()]}' and '{name}', allowed: names that differ in more than case, as those of files must"
+            first.setdefault(name.lower(), name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
+        return self.model_dump(exclude_none=True)
+
+
+def plan_schema() -> dict[str, Any]:
+    """Make the JSON Schema of plan files (`plans/plan.schema.json`), for editors."""
+    from pydantic.json_schema import models_json_schema
+
+    _, schema = models_json_schema([(Header, "validation"), (StageBody, "validation")])
+    parts = schema["$defs"]
+    header = parts.pop("Header")
+    parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
+    for part in (SourceSpec, LrSchedule, Validation):
+        keys = dict.fromkeys(part.short_forms.values())
+        parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
+    parts["Shuffle"] = {"anyOf": [{"const": True}, parts["Shuffle"]]}
+    dataset = parts["StageBody"]["properties"]["dataset"]
+    texts = {key: dataset.pop(key) for key in ("title", "description")}
+    parts["StageBody"]["properties"]["dataset"] = {"anyOf": [dataset["items"], dataset], **texts}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **header,
+        "title": "lmplay plan",
+        "patternProperties": {STAGE_NAME: {"$ref": "#/$defs/StageBody"}},
+        "$defs": parts,
+    }

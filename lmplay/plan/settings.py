@@ -1,0 +1,145 @@
+"""The settings of a run, with where each came from, and what they mean for a stage.  Plan floor, no torch.
+
+Precedence: what the user typed (on the command line or in a settings file) > stage > `$defaults` (already merged into the stages) > the program's default.
+"""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .schema import Plan, Stage
+
+# The flags that shape a new model, and so can stand in a plan's `$model`.
+MODEL_KEYS = ("num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "tied_head")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All flags of `lmp_trainer`, resolved; the defaults here are the program's."""
+
+    exp: str = "gpt2ish"
+    num_blocks: int = 6
+    embed_dim: int = 768
+    num_heads: int = 12
+    context_len: int = 1024
+    dropout: float = 0.1
+    tied_head: bool = True
+    tokenizer: str | None = None
+    model: str | None = None
+    initial_model: str | None = None
+    reset_history: bool = False
+    training_plan: str = "default"
+    dataset: str | None = None
+    continuation: str = "exact"
+    save_datasets: bool = False
+    out_dir: str = "out_gpt"
+    batch_size: int = 50
+    mini_batch_size: int = 4
+    validation_batch_size: int = 4
+    lr: float = 0.0006
+    grad_clip: float = 0.0
+    optimizer: str = "adamw"
+    weight_decay: float | None = None
+    optimizer_warmup_fraction: float = 0.1
+    optimizer_warmup_steps: int = 40
+    disable_optimizer_warmup: bool = False
+    ignore_optimizer: bool = False
+    default_freeze: bool = False
+    check_grads: bool = False
+    save_interval: int = 10000
+    validation_interval: int = 100
+    device: str | None = None
+    amp: bool = False
+    amp_init_scale: float = 65536.0
+    compile_model: bool = False
+    compile_mode: str | None = None
+    compile_backend: str = "inductor"
+    seed: int = 0
+    describe: bool = False
+    given: frozenset[str] = field(default=frozenset())
+
+    @property
+    def datasets_folder(self) -> Path:
+        """Where data sets are kept."""
+        return Path(self.out_dir).expanduser() / "datasets"
+
+    def experiment(self, plan: Plan) -> str:
+        """Choose the experiment of a new model."""
+        return self.exp if "exp" in self.given else plan.model.exp or self.exp
+
+    def model_file(self, plan: Plan) -> Path:
+        """Choose the model file."""
+        if self.model is not None:
+            path = Path(self.model).expanduser()
+            return path if path.suffix == ".lmp" else path.with_name(path.name + ".lmp")
+        return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
+
+    def model_args(self, plan: Plan, experiment_settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """Choose what a new model is built with.
+
+        :param plan: its `$model` is below the typed flags.
+        :param experiment_settings: the experiment's own, below `$model`.
+        :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't take them).
+        """
+        in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
+        typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.given}
+        chosen = {**experiment_settings, **in_plan, **typed}
+        return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen)
+
+    def typed_conflicts(self, args: dict[str, Any]) -> list[str]:
+        """List the typed model flags that a checkpoint's model contradicts, as "--embed-dim 512 (the file's model has 256)"."""
+        return [f"--{name.replace('_', '-')} {getattr(self, name)} (the file's model has {args[name]})"
+                for name in MODEL_KEYS if name in self.given and name in args and args[name] != getattr(self, name)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Give plain values, `given` as a sorted list."""
+        return {**asdict(self), "given": sorted(self.given)}
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What holds for one stage."""
+
+    batch_size: int
+    context_len: int
+    lr: float
+    schedule: str
+    min_fraction: float | None
+    weight_decay: float | None
+    grad_clip: float
+    freeze: tuple[str, ...]
+    validation_samples: int
+    patience: int | None
+    min_delta: float
+
+
+def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> StageSettings:
+    """Work out what holds for a stage.
+
+    :param settings: the run's.
+    :param stage: its overrides.
+    :param model_context_len: the longest piece the model can take, in tokens.
+    :return: the stage's settings.
+    :raises UserError: when the stage's pieces would be longer than the model's context.
+    """
+    def choose(name: str) -> Any:
+        override = getattr(stage, name)
+        return getattr(settings, name) if override is None or name in settings.given else override
+
+    context_len = model_context_len if stage.context_len is None or "context_len" in settings.given else stage.context_len
+    if context_len > model_context_len:
+        raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
+                        f"lower it, or start a new model with --context-len {context_len}.")
+    schedule, stopping, validation = stage.lr_schedule, stage.early_stopping, stage.validation
+    return StageSettings(
+        choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
+        choose("weight_decay"), choose("grad_clip"), tuple(stage.freeze or ()),
+        validation.samples if validation and validation.samples and "validation_batch_size" not in settings.given else settings.validation_batch_size,
+        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0)
+
+
+def setting_names() -> list[str]:
+    """List the settings that are flags."""
+    return [entry.name for entry in fields(Settings) if entry.name != "given"]

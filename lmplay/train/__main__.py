@@ -1,0 +1,105 @@
+"""The door `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from ..errors import LmplayError, UserError
+from ..plan.load import list_plans, load_plan, plan_from_dataset
+from ..plan.schema import Plan
+from ..plan.settings import Settings
+from .flags import parse, write_settings
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, or do what else the flags ask for.
+
+    :param argv: arguments; None = those of the process.
+    :return: the exit code: 0 plan complete, 130/143 stopped by a signal, 2 bad input, 1 training failed.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        settings, dump = parse(arguments)
+        if dump is not None:
+            write_settings(settings, Path(dump))
+            return 0
+        return _run(settings, arguments)
+    except UserError as error:
+        for fault in error.faults:
+            print(f"lmp_trainer: {fault}", file=sys.stderr)
+        return error.exit_code
+    except LmplayError as error:
+        traceback.print_exc()
+        print(f"lmp_trainer: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(settings: Settings, arguments: list[str]) -> int:
+    """Answer what needs no torch; for the rest, import the engine."""
+    if settings.exp == "list":
+        from ..exp import experiments
+
+        _print_table([(row.name, row.description) for row in experiments().values()])
+        return 0
+    if settings.training_plan == "list":
+        _print_table(list_plans())
+        return 0
+    plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
+    _check_names(settings, plan)
+    from ..engine.interrupt import Interrupt, Stopped
+
+    interrupt = Interrupt()
+    interrupt.install()
+    try:
+        return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
+    except Stopped as stop:
+        print("\nlmp_trainer: stopped at once; what was saved before is whole, and the same command goes on from it.", file=sys.stderr)
+        return stop.exit_code
+
+
+def _engine(settings: Settings, plan: Plan, interrupt: object, command: list[str]) -> int:
+    """Describe, save data sets, or train."""
+    from ..engine.interrupt import Interrupt
+    from ..engine.report import Report
+
+    assert isinstance(interrupt, Interrupt)
+    report = Report(command)
+    if settings.save_datasets:
+        from ..data.save import save_sources
+
+        save_sources([spec for stage in plan.stages for spec in stage.dataset], settings.datasets_folder, report.say)
+        return 0
+    if settings.describe:
+        from ..engine.describe import describe
+
+        report.say(describe(settings, plan))
+        return 0
+    from ..engine.loop import train
+    from ..engine.run import open_run
+
+    run = open_run(settings, plan, report, interrupt)
+    if run is None:
+        return 0
+    interrupt.at_work = True
+    return train(run)
+
+
+def _check_names(settings: Settings, plan: Plan) -> None:
+    """Refuse what needs no more than a look at the names: experiment and tokenizer."""
+    from ..exp import get_experiment
+    from ..tokenizer import trained_size
+
+    get_experiment(settings.experiment(plan))
+    trained_size(settings.tokenizer or plan.tokenizer or "")
+
+
+def _print_table(rows: list[tuple[str, str]]) -> None:
+    """Print names with a line each."""
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{width}}  {text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
