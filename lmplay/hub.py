@@ -1,36 +1,38 @@
-"""Whether the Hugging Face hub can be reached, asked once and quickly.  Ground floor.
-
-The hub's client retries for most of a minute before it gives up; people without network should not wait for that.
-"""
+"""Whether the Hugging Face hub answers, asked once and quickly: its own client would try for minutes.  Ground floor."""
 from __future__ import annotations
 
 import os
-import socket
-from functools import lru_cache
-from urllib.parse import urlsplit
+import threading
 
-_SECONDS = 5.0
+# How long the hub may take to answer at all, in seconds: addresses are looked up and tried one after the other.
+_PATIENCE = 15.0
+_TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
 
 
 def hub_problem() -> str | None:
-    """Say why the hub cannot be used now.
+    """Ask the hub for a sign of life, in the way its own client will, proxies and all.
 
-    :return: a reason, or None when its host answers (or a proxy stands between, whose business it then is).
+    :return: None when it answers, whatever it says; else the reason why it doesn't, in one line.
     """
-    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")):
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         return "HF_HUB_OFFLINE is set"
-    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return None
-    return _connect(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    reasons = ["no answer"]
+
+    def ask() -> None:
+        from huggingface_hub.utils import get_session
+
+        try:
+            get_session().head(hub_endpoint(), timeout=_PATIENCE)
+            reasons.clear()
+        except Exception as error:
+            reasons[:] = [next(iter(str(error).splitlines()), "") or type(error).__name__]
+
+    thread = threading.Thread(target=ask, daemon=True)  # looking up an address knows no time limit
+    thread.start()
+    thread.join(_PATIENCE)
+    return reasons[0] if reasons else None
 
 
-@lru_cache
-def _connect(endpoint: str) -> str | None:
-    """Open and close one connection to the endpoint's host."""
-    address = urlsplit(endpoint)
-    try:
-        port = address.port or (80 if address.scheme == "http" else 443)
-        socket.create_connection((address.hostname or "", port), timeout=_SECONDS).close()
-    except (OSError, ValueError) as error:
-        return f"no connection to {endpoint}: {error.args[-1] if error.args else error}"
-    return None
+def hub_endpoint() -> str:
+    """Give the hub's address, as its own client finds it."""
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")

@@ -173,7 +173,7 @@ def trained_size(name: str) -> int | None:
     if kind != "train" or not colon:
         return None
     if not size.isdecimal() or int(size) < SMALLEST_VOCAB:
-        raise UserError(f"tokenizer '{name}': allowed is train:N with N a whole number from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096.")
+        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096.")
     return int(size)
 
 

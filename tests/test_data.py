@@ -63,7 +63,7 @@ def rows(n, prefix=""):
 
 
 def read_epoch(reader):
-    return [row for row in iter(reader.next, None)]
+    return list(iter(reader.next, None))
 
 
 # --- orders
@@ -195,7 +195,7 @@ def test_the_usual_names_of_fields_are_found():
 def test_a_source_without_text_says_which_columns_it_has():
     with pytest.raises(UserError, match="its columns: id, label"):
         choose_reading("x", ["id", "label"], None)
-    with pytest.raises(UserError, match="maps text to 'body', which is not there .its columns: id"):
+    with pytest.raises(UserError, match=r"maps text to 'body', which is not there \(its columns: id"):
         choose_reading("x", ["id"], {"text": "body"})
 
 

@@ -500,7 +500,7 @@ def stand_in(tmp_path, folder, monkeypatch):
         return builder
 
     monkeypatch.setattr(datasets, "load_dataset_builder", load)
-    monkeypatch.setattr(hub, "unreachable", lambda: None)
+    monkeypatch.setattr(hub, "hub_problem", lambda: None)
     hub._builder.cache_clear()
     yield
     hub._builder.cache_clear()
@@ -632,7 +632,7 @@ def test_a_hub_that_says_nothing_is_asked_once(folder, monkeypatch, streaming):
     monkeypatch.setattr(datasets, "load_dataset_builder", load)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(hub, "_PATIENCE", 0.3)
+        monkeypatch.setattr("lmplay.hub._PATIENCE", 0.3)
         assert "the hub cannot be reached for it (" in refused("owner/name", folder, streaming=streaming)
         silent.accept()[0].close()
         silent.settimeout(0)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from .permutation import HeldOut, Permutation, mix
@@ -150,16 +151,10 @@ class StreamedReader:
         """Read the next block, keep what this reader gives, and permute it."""
         self._ordinal += self._read
         self._block = self._stream.state()
-        rows = []
-        for self._read in range(1, self._order.buffer + 1):
-            row = next(self._stream, None)
-            if row is None:
-                self._read -= 1
-                self._ended = True
-                break
-            index = self._ordinal + self._read - 1
-            if (index in self._held_out) == self._order.validation:
-                rows.append((index, row))
+        block = list(islice(self._stream, self._order.buffer))
+        self._read = len(block)
+        self._ended = self._read < self._order.buffer
+        rows = [(index, row) for index, row in enumerate(block, self._ordinal) if (index in self._held_out) == self._order.validation]
         self._offset = 0
         if self._order.shuffle and not self._order.validation and rows:
             order = Permutation(len(rows), self._order.seed, _SHUFFLE, self._epoch, self._ordinal)

@@ -1,6 +1,7 @@
 """Rows to samples: which fields are prompt and truth, and which rows are skipped.  Data floor, no torch."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ _TITLE = ("title", "headline")
 _PAIRS = (("prompt", "truth"), ("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"),
           ("instruction", "response"), ("input", "output"), ("input", "target"), ("source", "target"))
 _MESSAGES = ("messages", "conversations", "conversation")
+# Half a character: JSON can hold one, UTF-8 and so tokenizers can't.
+_LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # What lies between a title or a question and the text it belongs to.
 BREAK = "\n\n"
 
@@ -82,7 +85,7 @@ def _find_roles(fields: list[str]) -> dict[str, str] | None:
 
 def _read_text(text: Any, title: Any) -> tuple[str, str]:
     """Read a text with its title; a title that is missing or no text is left out."""
-    prompt = title + BREAK if isinstance(title, str) and title.strip() else ""
+    prompt = _need_text(title) + BREAK if isinstance(title, str) and title.strip() else ""
     return prompt, _need_text(text)
 
 
@@ -90,7 +93,7 @@ def _read_pair(prompt: Any, truth: Any, extra: Any) -> tuple[str, str]:
     """Read a question and its answer, and what the question is about."""
     given = _need_text(prompt)
     if isinstance(extra, str) and extra.strip():
-        given += BREAK + extra
+        given += BREAK + _need_text(extra)
     return given + BREAK, _need_text(truth)
 
 
@@ -113,7 +116,7 @@ def _read_messages(messages: Any) -> tuple[str, str]:
     if not turns:
         raise Skipped("no answer")
     *given, (role, answer) = turns
-    return "".join(f"{r}: {c}{BREAK}" for r, c in given) + f"{role}: ", _need_text(answer)
+    return "".join(f"{r}: {_need_text(c)}{BREAK}" for r, c in given if c.strip()) + f"{role}: ", _need_text(answer)
 
 
 def _need_text(value: Any) -> str:
@@ -124,4 +127,4 @@ def _need_text(value: Any) -> str:
         raise Skipped("not text")
     if not value.strip():
         raise Skipped("empty")
-    return value
+    return _LONE_SURROGATES.sub("\ufffd", value)

@@ -10,15 +10,21 @@ from enum import IntEnum
 # (from Unicode's Sentence_Terminal property, less the Latin marks below).
 _FULL_STOPS = "。！？｡．।॥෴።፧፨។៕၊။།༎։᠃᠉᥄᥅᪨᪩᪪᪫᭚᭛᭞᭟᰻᰼᱾᱿꓿꘎꘏꡶꡷꣎꣏꤯꧈꧉꩝꩞꩟꫰꫱꯫﹒﹖﹗܀܁܂۔؟؝"
 _CLOSERS = "\"'”’»›)\\]}）」』】〉》〕］｝＂＇"
-# Marks that end a sentence when white space follows.
 _OPENERS = "(\\[{„“‘«‹¿¡"
+# The marks with white space behind them, those that need none, and the end of a paragraph.
 _SENTENCE = re.compile(rf"(?:[.!?…‼⁇⁈⁉]+[{_CLOSERS}]*(?=\s|$)|[{_FULL_STOPS}]+[{_CLOSERS}]*)(?:[^\S\n]*\n\s*)?|\n[^\S\n]*\n\s*")
 _CLAUSE = re.compile(rf"[,;:–—،؛፣፤፥]+[{_CLOSERS}]*(?=\s)|[、，；：·]+[{_CLOSERS}]*|\n+")
 _BETWEEN = re.compile(rf"\s*[{_CLOSERS}{_OPENERS}]*\s*")
 _WORD = re.compile(r"(?=\s)(?<=\S)")
 # Words that a full stop follows without ending the sentence; in lower case, for several languages.
-_ABBREVIATIONS = frozenset(
-    ["mr", "mrs", "ms", "mx", "dr", "prof", "rev", "fr", "hon", "st", "sr", "jr", "sen", "rep", "gov", "pres", "gen", "col", "maj", "capt", "cpt", "lt", "sgt", "cpl", "adm", "cmdr", "supt", "insp", "det", "mt", "ft", "vs", "cf", "viz", "al", "ca", "approx", "est", "no", "nos", "vol", "vols", "fig", "figs", "ed", "eds", "ch", "chap", "sec", "art", "pp", "pt", "par", "op", "ibid", "trans", "e.g", "i.e", "p.m", "a.m", "u.s", "u.k", "u.n", "d.c", "ph.d", "b.c", "a.d", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec", "mon", "tue", "wed", "thu", "fri", "sat", "sun", "bzw", "z.b", "d.h", "u.a", "usw", "vgl", "nr", "abs", "bd", "hrsg", "evtl", "ggf", "inkl", "sog", "sra", "srta", "ud", "uds", "pág", "núm", "av", "avda", "m", "mme", "mlle", "mm", "env", "p.ex"])
+_ABBREVIATIONS = frozenset(re.findall(
+    r"\S+",
+    "mr mrs ms mx dr prof rev fr hon st sr jr sen rep gov pres gen col maj capt cpt lt sgt cpl adm cmdr supt insp det mt ft "
+    "vs cf viz al ca approx est no nos vol vols fig figs ed eds ch chap sec art pp pt par op ibid trans "
+    "e.g i.e p.m a.m u.s u.k u.n d.c ph.d b.c a.d "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun "
+    "bzw z.b d.h u.a usw vgl nr abs bd hrsg evtl ggf inkl sog "
+    "sra srta ud uds pág núm av avda m mme mlle mm env p.ex"))
 # How far back to look for a cut before the whole piece is searched.
 _WINDOW = 2000
 

@@ -1,7 +1,6 @@
 """The .lmp file: one dictionary of plain values and tensors, whole or absent.  Engine floor."""
 from __future__ import annotations
 
-import pickle
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ def save(path: Path, components: Sequence[Component], stage: str | None) -> None
     :param stage: the stage whose newest state this is: NAME.STAGE.lmp.
     :raises OSError: when it cannot be written; the file that was there is untouched.
     """
-    content: dict[str, Any] = {"format": FORMAT, "versions": {"lmplay": __version__, "torch": torch.__version__, "python": platform.python_version()}}
+    content: dict[str, Any] = {"format": FORMAT, "versions": {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}}
     content |= {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
     write_atomic(path, lambda file: torch.save(content, file))
     if stage is not None:
@@ -45,7 +44,7 @@ def load(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(f"model {path}: cannot be read ({error.strerror or error}).") from None
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except Exception as error:  # damaged bytes fail in any way at all
         raise UserError(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {keep}") from None
     if not isinstance(content, dict) or not all(name in content for name in ("format", *COMPONENTS)):
         raise UserError(f"model {path}: not a checkpoint of lmplay. {keep}")

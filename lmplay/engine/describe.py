@@ -40,7 +40,8 @@ def describe(settings: Settings, plan: Plan) -> str:
     for stage in plan.stages:
         work = resolve_stage(settings, stage, model_plan.args["context_len"])
         tokens = work.batch_size * work.context_len
-        # 2 operations a weight forward and 4 backward for each token, and those of attention: 12 * layers * width * length (Kaplan et al. 2020, PaLM's appendix B).
+        # For each token 2 operations a weight forward and 4 backward, and 12 * layers * width * length for attention
+        # (Chowdhery et al. 2022, "PaLM", appendix B).
         attention = 12 * model_plan.args.get("num_blocks", 0) * model_plan.args.get("embed_dim", 0) * work.context_len
         flops = tokens * (6 * (total - _lookup_only(model)) + attention)
         mini_batches = -(-work.batch_size // settings.mini_batch_size)

@@ -20,16 +20,19 @@ class Stopped(BaseException):
 
 
 class Interrupt:
-    """Takes the requests."""
+    """Takes the requests, from `with` on until its end."""
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
         self.at_work = False
 
-    def install(self) -> None:
-        """Listen to the signals from now on."""
-        for number in EXIT_CODES:
-            signal.signal(number, self._take)
+    def __enter__(self) -> Interrupt:
+        self._before = {number: signal.signal(number, self._take) for number in EXIT_CODES}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def requested(self) -> bool:
         """Tell whether somebody has asked to stop."""

@@ -58,7 +58,8 @@ class Report:
         self.say(f"checkpoint  {run.path}")
         for number, (stage, state) in enumerate(zip(run.curriculum.plan.stages, run.curriculum.states, strict=True), 1):
             done = "done" if state.done else "begun" if state.fingerprints is not None else "to do"
-            self.say(f"stage {number}/{len(run.curriculum.states)}   {stage.name} ({done}): {_length(stage)} of {' + '.join(spec.path for spec in stage.dataset)}")
+            sources = " + ".join(spec.path for spec in stage.dataset)
+            self.say(f"stage {number}/{len(run.curriculum.states)}   {stage.name} ({done}): {_length(stage)} of {sources}")
         if run.runner.resumes:
             self.say(f"resumed     at {run.runner.samples:,} samples")
 
@@ -118,12 +119,13 @@ class Report:
         skipped = f"; {describe_skipped(work.stream.skipped)}" if work.stream.skipped else ""
         stopped = f"; ended early: no better validation for {work.state.stale}" if work.is_over() else ""
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
-                 f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, {totals['continuations']:,} continuations, "
+                 f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
+                 f"{totals['continuations']:,} continuations, "
                  f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}")
 
     def grads(self, stage: str, lines: list[str]) -> None:
         """Say what a look at the gradients found."""
-        self.say("\n".join([f"gradients of stage {stage}:", *(f"  {line}" for line in lines)]) if lines else f"gradients of stage {stage}: all there, none zero, all finite")
+        self.say("\n  ".join([f"gradients of stage {stage}:", *(lines or ["all there, none zero, all finite"])]))
 
     def saved(self, path: Path) -> None:
         """Say that a checkpoint was written (in files and job outputs only; on a terminal it would be noise)."""
@@ -146,7 +148,8 @@ class Report:
         if stats.final is not None:
             floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
             self.say(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
-        self.say(f"model       {run.path}\nstatistics  {Path(run.settings.out_dir).expanduser()}\nto plot     lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}")
+        self.say(f"model       {run.path}\nstatistics  {Path(run.settings.out_dir).expanduser()}")
+        self.say(f"to plot     lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}")
 
     def already_done(self, path: Path, plan: Plan) -> None:
         """Say that there is nothing to do."""

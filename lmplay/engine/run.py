@@ -13,9 +13,10 @@ from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
 from ..files import check_folder, make_folder, write_text
+from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizer
 from ..plan.curriculum import Curriculum
-from ..plan.schema import Plan
+from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
 from . import checkpoint
@@ -82,7 +83,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     runtime = Runtime(settings)
     stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
     model_plan = plan_model(settings, plan, path, stored)
-    model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
+    shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
     curriculum = Curriculum(plan)
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
@@ -92,6 +93,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
             return None
     stages = [stage for stage, _ in curriculum.remaining()]
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
+    for stage in stages:
+        freeze(shapes, stage, settings)
     stage_data = _open_stages(settings, curriculum, stage_settings)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
 
@@ -137,7 +140,8 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     if "tokenizer" in settings.given and settings.tokenizer != built["tokenizer"]["name"]:
         faults.append(f"--tokenizer {settings.tokenizer} (the file's model has {built['tokenizer']['name']})")
     if faults:
-        raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, or choose another --model file for a new one.")
+        raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
+                        "or choose another --model file for a new one.")
     return ModelPlan(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]))
 
 
@@ -163,6 +167,21 @@ def tokenizer_name(settings: Settings, plan: Plan) -> str:
 
     hub = any(is_hub(spec) for stage in plan.stages for spec in stage.dataset)
     return settings.tokenizer or plan.tokenizer or ("gpt2" if hub else _DEFAULT_TRAINED)
+
+
+def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
+    """Set what a stage trains.
+
+    :param module: the raw model.
+    :param stage: its `freeze` are the patterns.
+    :param settings: whether all is frozen by default.
+    :return: the names of the frozen parameters.
+    :raises UserError: when a pattern matches nothing, or nothing is left to train.
+    """
+    try:
+        return apply_freeze(module, stage.freeze or (), settings.default_freeze)
+    except UserError as error:
+        raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
 
 
 def _open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> dict[str, StageData]:

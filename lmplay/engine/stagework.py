@@ -10,15 +10,13 @@ from ..data.collate import collate
 from ..data.continuation import Cutter
 from ..data.samples import Sample
 from ..data.stream import SampleStream
-from ..errors import UserError
-from ..optim.freeze import apply_freeze
 from ..optim.grads import check_grads
 from ..optim.optimizers import set_lr, set_weight_decay
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
 from ..stats.modelstats import ModelStats
 from .evaluate import evaluate
-from .run import Run
+from .run import Run, freeze
 from .runtime import random_state, restore_random_state
 from .step import StepResult, train_step
 
@@ -114,10 +112,7 @@ class StageWork:
             self.batcher.restore(self.state.position)
         if self.state.validation_position is not None and self._validation is not None:
             self._validation.restore(self.state.validation_position)
-        try:
-            self.frozen = apply_freeze(run.model.module, self.settings.freeze, run.settings.default_freeze)
-        except UserError as error:
-            raise UserError(*(f"stage '{self.stage.name}': {fault}" for fault in error.faults)) from None
+        self.frozen = freeze(run.model.module, self.stage, run.settings)
         set_weight_decay(run.optimizers.optimizer, self.settings.weight_decay)
         run.model.module.train()
 

@@ -281,6 +281,17 @@ class Plan(Part):
                 yield "stages", f"found the names '{first[name.lower()]}' and '{name}', allowed: names that differ in more than case, as those of files must"
             first.setdefault(name.lower(), name)
 
+    def sources(self) -> list[SourceSpec]:
+        """List everything that is read: the data sets of all stages, and those that only their validation reads."""
+        specs = []
+        for stage in self.stages:
+            specs += stage.dataset
+            if stage.validation is not None and stage.validation.dataset is not None:
+                specs.append(stage.validation.dataset)
+            elif stage.validation is not None and stage.validation.split is not None:
+                specs += [spec.model_copy(update={"split": stage.validation.split}) for spec in stage.dataset]
+        return specs
+
     def to_json(self) -> dict[str, Any]:
         """Give plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
         return self.model_dump(exclude_none=True)

@@ -109,7 +109,6 @@ class StageSettings:
     min_fraction: float | None
     weight_decay: float | None
     grad_clip: float
-    freeze: tuple[str, ...]
     validation_samples: int
     patience: int | None
     min_delta: float
@@ -135,7 +134,7 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
     schedule, stopping, validation = stage.lr_schedule, stage.early_stopping, stage.validation
     return StageSettings(
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
-        choose("weight_decay"), choose("grad_clip"), tuple(stage.freeze or ()),
+        choose("weight_decay"), choose("grad_clip"),
         validation.samples if validation and validation.samples and "validation_batch_size" not in settings.given else settings.validation_batch_size,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0)
 

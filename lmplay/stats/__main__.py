@@ -5,9 +5,10 @@ import argparse
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import UserError, nearest
 
@@ -22,30 +23,40 @@ X_CHOICES = ("samples", "tokens", "seconds")
 HEADINGS = ("model", "experiment", "samples", "tokens", "time", "train loss", "validation", "best", "bits/byte")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Draw what the flags ask for.
 
     :param argv: the command line without the program's name; None = that of the process.
     :return: 0, or 2 where something was wrong with the input; what could be drawn then is drawn.
     """
-    arguments = _parser().parse_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
     try:
-        faults = _draw(arguments)
+        arguments = _build_parser().parse_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
+            faults = _draw(arguments)
     except UserError as error:
         faults = list(error.faults)
     except KeyboardInterrupt:
         return 130
     for fault in faults:
-        print(fault, file=sys.stderr)
+        print(f"lmp_plotstats: {fault}", file=sys.stderr)
     return 2 if faults else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose faults are one clear line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse a command line."""
+        raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
+
+
+def _build_parser() -> argparse.ArgumentParser:
     """Describe the flags."""
-    parser = argparse.ArgumentParser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    parser = _Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
     folder = os.environ.get("LMP_DATASETS") or "out_gpt"
     parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="draw and compare only these models (default: all)")
+    parser.add_argument("--models", nargs="+", action="extend", metavar="NAME", help="draw and compare only these models (default: all)")
     parser.add_argument("--x", nargs="+", choices=X_CHOICES, default=X_CHOICES, help="what the curves are drawn over, one column each (default: all three)")
     smoothing = """smooth training curves by a centred mean over this many points, or this share of a curve's points if below 1; 0 = off; no mean reaches
         across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""

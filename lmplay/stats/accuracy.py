@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import re
 
-# A word; each character of scripts that are written without spaces; each mark.
-_WORDS = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|[^\w\s]")
+# Scripts that are written without spaces: Thai, Lao, Khmer, kana, Han.
+_SPACELESS = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# One of their characters; a word of the other scripts; a mark.
+_WORDS = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]")
 
 
 def words(text: str) -> list[str]:

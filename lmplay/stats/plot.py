@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import write_atomic
@@ -35,11 +34,12 @@ MOST_POINTS = 4000  # drawn of one curve: several for each pixel of the widest p
 MOST_MARKERS = 60  # more points than this are a line without markers
 MOST_RAW = 4  # more curves than this in a panel are drawn without the raw ones behind
 FEW_POINTS = 20  # fewer points than this are all shown
+RARE = 100  # of so many raw points one may lie outside a panel
 START = 0.03  # share of a loss curve that may leave its panel at the top: the fall of the first steps would flatten all the rest
 LOG_RATIO = 2.5  # a loss panel whose top is this many times its bottom gets a log axis
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Line:
     """A curve as it is drawn: in front its smoothed form, behind it the raw one."""
 
@@ -49,7 +49,12 @@ class _Line:
     x: Floats
     y: Floats
     raw: Floats
-    markers: bool
+    validation: bool
+
+    @property
+    def marker(self) -> str:
+        """Dots where there are few validations, or where a line would have no length."""
+        return "o" if len(self.x) == 1 or (self.validation and len(self.x) <= MOST_MARKERS) else ""
 
     @property
     def smoothed(self) -> bool:
@@ -57,7 +62,7 @@ class _Line:
         return not np.array_equal(self.raw, self.y)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Panel:
     """One set of axes: what it shows over which x."""
 
@@ -67,12 +72,12 @@ class _Panel:
     stages: Sequence[Stage]
     floors: Sequence[float] = ()
     resumes: Sequence[tuple[Floats, str]] = ()
-    note: tuple[str, str] | None = None  # text and colour; a panel with a note shows differences
+    note: tuple[str, str] | None = None  # text and colour, of a panel that shows differences
 
-    def late(self, line: _Line) -> NDArray[np.bool_]:
-        """Tell which points of a line must be inside the picture."""
-        everything = len(line.x) < FEW_POINTS or (self.y_name == "accuracy" and not self.note)
-        return np.full(len(line.x), True) if everything else line.x >= line.x[0] + START * (line.x[-1] - line.x[0])
+    @property
+    def difference(self) -> bool:
+        """Whether it shows differences to a run."""
+        return self.note is not None
 
 
 def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None) -> Figure:
@@ -127,7 +132,7 @@ def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing:
     for y_name in _measured(curves):
         for x_name in x_names:
             lines = _lines(curves, x_name, y_name, smoothing)
-            longest = _longest(curves, x_name)
+            longest = _longest(curves, x_name, y_name)
             base = lines[curves.index(longest)]
             note = (f"{'below' if y_name == 'loss' else 'above'} zero = better than {_cut(longest.model, 40)}", base.color)
             panels.append(_Panel(x_name, y_name, [_minus(line, base) for line in lines], _shared_stages(curves, x_name), note=note))
@@ -141,14 +146,10 @@ def save(figure: Figure, path: Path) -> None:
     :param path: the file to make or to replace.
     :raises UserError: when it cannot be written.
     """
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script without a font is boxes, not a failure
-        try:
-            write_atomic(path, lambda file: figure.savefig(file, format="png"))
-        except OSError as error:
-            raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or mend the folder's rights.") from None
+    try:
+        write_atomic(path, lambda file: figure.savefig(file, format="png"))
+    except OSError as error:
+        raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or mend the folder's rights.") from None
 
 
 def compact(value: float) -> str:
@@ -193,9 +194,9 @@ def _minus(line: _Line, base: _Line) -> _Line:
     return replace(line, x=x, y=y, raw=raw)
 
 
-def _longest(curves: Sequence[Curve], x_name: str) -> Curve:
-    """Find the curve that got farthest; the first of equals."""
-    return max(curves, key=lambda curve: np.max(curve.points(x_name, "loss")[0], initial=-1.0))
+def _longest(curves: Sequence[Curve], x_name: str, y_name: str) -> Curve:
+    """Find the curve whose column goes farthest; the first of equals."""
+    return max(curves, key=lambda curve: np.max(curve.points(x_name, y_name)[0], initial=-1.0))
 
 
 def _resumes(curve: Curve, x_name: str) -> Floats:
@@ -215,7 +216,7 @@ def _floors(curve: Curve) -> list[float]:
 
 def _shared_stages(curves: Sequence[Curve], x_name: str) -> Sequence[Stage]:
     """Give the stages of the longest run where those of all others begin at the same places (within 2 %), else none."""
-    longest = _longest(curves, x_name)
+    longest = _longest(curves, x_name, "loss")
     slack = 0.02 * np.max(longest.points(x_name, "loss")[0], initial=0.0)
     pairs = [pair for curve in curves for pair in zip(longest.stages, curve.stages, strict=False)]
     same = all(one.name == other.name and abs(one.begin[x_name] - other.begin[x_name]) <= slack for one, other in pairs)
@@ -235,7 +236,7 @@ def _figure(panels: Sequence[_Panel], columns: int, title: Sequence[str]) -> Fig
 
     rows, width = len(panels) // columns, 3.2 + 5.0 * columns
     entries = _legend_entries(panels)
-    legend_columns = _legend_columns([len(label) for label in entries], width)
+    legend_columns = _legend_columns([len(label) for label, _ in entries], width)
     figure = Figure(dpi=DPI, figsize=(width, 1.2 + 3.3 * rows + 0.2 * -(-len(entries) // legend_columns)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
@@ -248,7 +249,8 @@ def _figure(panels: Sequence[_Panel], columns: int, title: Sequence[str]) -> Fig
     figure.align_ylabels(grid[:, 0])
     figure.suptitle("\n".join(_plain(textwrap.fill(line, int(width * 9))) for line in title), fontsize=12)
     if entries:
-        figure.legend(entries.values(), entries, loc="outside lower center", ncols=legend_columns, fontsize=SMALL + 1, frameon=False)
+        labels, handles = zip(*entries, strict=True)
+        figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, fontsize=SMALL + 1, frameon=False)
     figure.draw_without_rendering()  # lays out: only now it is known how much room the names have
     height = _write_stage_names(grid[0], panels[:columns])
     figure.set_figheight(figure.get_figheight() + height / DPI)
@@ -276,37 +278,38 @@ def _draw_panel(axes: Axes, panel: _Panel) -> None:
             chosen = thin(line.raw, MOST_POINTS)
             axes.plot(line.x[chosen], line.raw[chosen], color=line.color, linewidth=0.7, alpha=0.3, zorder=2)
         chosen = thin(line.y, MOST_POINTS)
-        marker = "o" if len(line.x) == 1 or (line.markers and len(line.x) <= MOST_MARKERS) else ""
-        axes.plot(line.x[chosen], line.y[chosen], color=line.color, linestyle=line.style, marker=marker, markersize=4, linewidth=1.6, zorder=3)
+        axes.plot(line.x[chosen], line.y[chosen], color=line.color, linestyle=line.style, marker=line.marker, markersize=4, linewidth=1.6, zorder=3)
     if not any(line.x.size for line in panel.lines):
+        axes.tick_params(labelleft=False, labelbottom=False)
         axes.text(0.5, 0.5, "nothing recorded yet", transform=axes.transAxes, ha="center", va="center", color="#666666")
 
 
-def _legend_entries(panels: Sequence[_Panel]) -> dict[str, Artist]:
+def _legend_entries(panels: Sequence[_Panel]) -> list[tuple[str, Artist]]:
     """Collect what the legend explains: each line once, then what the marks mean."""
     from matplotlib.lines import Line2D
 
-    entries: dict[str, Artist] = {}
+    entries: dict[tuple[str, str, str], Artist] = {}
     smoothed = False
     for panel in panels:
         for line in panel.lines:
-            marker = "o" if line.markers else ""
-            entries.setdefault(_plain(line.label), Line2D([], [], color=line.color, ls=line.style, marker=marker, markersize=4))
+            if line.x.size:
+                handle = Line2D([], [], color=line.color, ls=line.style, marker=line.marker, markersize=4)
+                entries.setdefault((_plain(line.label), line.color, line.style), handle)
             smoothed |= line.smoothed and len(panel.lines) <= MOST_RAW
+    result = [(label, handle) for (label, _, _), handle in entries.items()]
     if smoothed:
-        entries["pale: before smoothing"] = Line2D([], [], color="#333333", alpha=0.3, linewidth=0.7)
+        result.append(("pale: before smoothing", Line2D([], [], color="#333333", alpha=0.3, linewidth=0.7)))
     if np.isfinite([floor for panel in panels for floor in panel.floors]).any():
-        entries["floor: the lowest loss that these texts allow"] = Line2D([], [], **FLOOR)
+        result.append(("floor: the lowest loss that these texts allow", Line2D([], [], **FLOOR)))
     if any(len(x) for panel in panels for x, _ in panel.resumes):
-        entries["resumed"] = Line2D([], [], **RESUME)
-    return entries
+        result.append(("resumed", Line2D([], [], **RESUME)))
+    return result
 
 
 def _legend_columns(lengths: Sequence[int], width: float) -> int:
     """Find the most columns that fit into a width in inches, given the number of letters of each entry; entries go down the columns."""
     for columns in range(len(lengths), 1, -1):
-        rows = -(-len(lengths) // columns)
-        if sum(0.6 + 0.08 * max(lengths[first : first + rows]) for first in range(0, len(lengths), rows)) <= width:
+        if sum(0.6 + 0.075 * max(column) for column in np.array_split(lengths, columns)) <= width:
             return columns
     return 1
 
@@ -315,35 +318,39 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[_Panel]) -> None:
     """Choose limits, scale, ticks and label of a row of panels, whose y axis is one."""
     from matplotlib.ticker import FixedLocator, FormatStrFormatter, FuncFormatter, NullLocator
 
-    name, is_difference = panels[0].y_name, panels[0].note is not None
+    axes, loss, difference = row[0], panels[0].y_name == "loss", panels[0].difference
     low, high = _limits(panels)
-    log = name == "loss" and not is_difference and low > 0 and high / low > LOG_RATIO
+    log = loss and not difference and low > 0 and high / low > LOG_RATIO
+    unit = "loss (nats per token)" if loss else f"word accuracy{' (points)' if difference else ''}"
+    axes.set_ylabel(f"{'difference in ' if difference else ''}{unit}{', log scale' if log else ''}")
     if log:
-        row[0].set_yscale("log")
+        axes.set_yscale("log")
         low, high = low / (high / low) ** 0.08, high * (high / low) ** 0.04
-        row[0].yaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
-        row[0].yaxis.set_minor_locator(NullLocator())
-        row[0].yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.yaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     else:
-        pad = (high - low) or abs(high) or 1.0
-        low, high = low - 0.08 * pad, high + 0.04 * pad
-    if name == "accuracy":
-        row[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-    row[0].set_ylim(low, high)
-    unit = "loss (nats per token)" if name == "loss" else f"word accuracy{' (points)' if is_difference else ''}"
-    row[0].set_ylabel(f"{'difference in ' if is_difference else ''}{unit}{', log scale' if log else ''}")
+        short = max(0.0, (0.05 * abs(high) if loss else 0.05) - (high - low)) or 1e-9  # a narrower range would show noise alone
+        low, high = low - short / 2 - 0.08 * (high - low), high + short / 2 + 0.04 * (high - low)
+    if not loss:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+        low, high = (low, high) if difference else (max(low, -0.004), min(high, 1.01))
+    axes.set_ylim(low, high)
 
 
 def _limits(panels: Sequence[_Panel]) -> tuple[float, float]:
-    """Find the lowest and highest y that must be seen: not the first steep fall, not the rarest outliers of the raw points."""
-    values = [np.zeros(1 if panels[0].note else 0)]
+    """Find the lowest and highest y that must be seen; a long curve may leave its panel with its first fall and its rarest peaks."""
+    values = [np.zeros(1 if panels[0].difference else 0)]
     for panel in panels:
         values.append(np.array([floor for floor in panel.floors if np.isfinite(floor)]))
         for line in panel.lines:
-            late = panel.late(line)
-            values.append(line.y[late])
-            if late.any():
-                values.append(np.percentile(line.raw[late], [1, 99]))
+            if len(line.x) < FEW_POINTS or (panel.y_name == "accuracy" and not panel.difference):
+                values.append(line.y)
+                continue
+            late = line.x >= line.x[0] + START * (line.x[-1] - line.x[0])
+            usual = np.sort(line.raw[late])[: -1 - late.sum() // RARE]
+            values.append(usual[late.sum() // RARE + 1 if panel.difference else 0 :])
+            values.append(line.y[-1:])
     every = np.concatenate(values)
     return (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
 
@@ -392,7 +399,7 @@ def _write_stage_names(row: Sequence[Axes], panels: Sequence[_Panel]) -> float:
     for axes, panel in zip(row, panels, strict=True):
         places = [(stage.begin[panel.x_name] + stage.end[panel.x_name]) / 2 for stage in panel.stages]
         named = [(x, stage.name) for x, stage in zip(places, panel.stages, strict=True) if np.isfinite(x)]
-        texts.append([axes.text(x, 1.01, _plain(_cut(name, 24)), transform=axes.get_xaxis_transform(), **look) for x, name in named])
+        texts.append([axes.text(x, 1.01, _plain(_cut(name, 32)), transform=axes.get_xaxis_transform(), **look) for x, name in named])
     if any(_crowded(one, axes) for one, axes in zip(texts, row, strict=True)):
         for one, axes in zip(texts, row, strict=True):
             for text in one:

@@ -34,7 +34,7 @@ class Stage:
     done: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curve:
     """One statistics file.  Every array of `columns` is (rows,) float64, NaN where nothing was measured."""
 
@@ -118,10 +118,9 @@ def read_curve(path: Path) -> Curve:
     :return: its curve; unknown columns are left out.
     :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
     """
-    content = read_json_or_yaml(path, "statistics")
     try:
-        return _curve_of(path, content)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        return _curve_of(path, read_json_or_yaml(path, "statistics"))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"statistics {path}: damaged, or not written by lmp_trainer ({reason}); move it to another folder.") from None
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import LmplayError, UserError
 from ..plan.load import list_plans, load_plan, plan_from_dataset
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from .flags import parse, write_settings
+
+if TYPE_CHECKING:
+    from ..engine.interrupt import Interrupt
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,26 +53,23 @@ def _run(settings: Settings, arguments: list[str]) -> int:
     _check_names(settings, plan)
     from ..engine.interrupt import Interrupt, Stopped
 
-    interrupt = Interrupt()
-    interrupt.install()
     try:
-        return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
+        with Interrupt() as interrupt:
+            return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
     except Stopped as stop:
         print("\nlmp_trainer: stopped at once; what was saved before is whole, and the same command goes on from it.", file=sys.stderr)
         return stop.exit_code
 
 
-def _engine(settings: Settings, plan: Plan, interrupt: object, command: list[str]) -> int:
+def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
     """Describe, save data sets, or train."""
-    from ..engine.interrupt import Interrupt
     from ..engine.report import Report
 
-    assert isinstance(interrupt, Interrupt)
     report = Report(command)
     if settings.save_datasets:
         from ..data.save import save_sources
 
-        save_sources([spec for stage in plan.stages for spec in stage.dataset], settings.datasets_folder, report.say)
+        save_sources(plan.sources(), settings.datasets_folder, report.say)
         return 0
     if settings.describe:
         from ..engine.describe import describe

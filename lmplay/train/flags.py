@@ -210,7 +210,8 @@ def _build_parser() -> _Parser:
         default = getattr(defaults, flag.name)
         option = f"--{_dashed(flag.name)}"
         if flag.check is _switch:
-            groups[flag.group].add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=f"{flag.help} (default: {'on' if default else 'off'})")
+            told = f" (default: {'on' if default else 'off'})"
+            groups[flag.group].add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=flag.help + told)
         else:
             told = "" if default is None or flag.name == "out_dir" else f" (default: {default})"
             groups[flag.group].add_argument(option, metavar=flag.unit, default=None, help=flag.help + told)

@@ -1,9 +1,7 @@
 """Data sets of the hub as sources: streamed, kept on this disk, or saved earlier; and what is said when one cannot be had.  Data floor, no torch at top."""
 from __future__ import annotations
 
-import os
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ...errors import UserError
+from ...hub import hub_endpoint, hub_problem
 from .base import IndexedSource, SourceSpec, StreamedSource
 from .library import DatasetSource, DatasetStreamedSource, check_splits, first_line, load_saved, own_validation, quiet_library, saved_fingerprint, split_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
-# How long the hub may take to answer at all, in seconds: addresses are looked up and tried one after the other.
-_PATIENCE = 15.0
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 # Errors of the client's network libraries, by name: which libraries those are changes with its version.
 _AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "Timeout", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError")
-_TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
 
 
 def open_hub(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | StreamedSource | None:
@@ -117,7 +113,7 @@ def _builder(path: str, config: str | None, revision: str | None, folder: Path, 
     """Ask the hub what a data set consists of; where it cannot be reached and `cache` allows it, ask the cache."""
     if not _NAME.fullmatch(path):
         raise UserError(f"source {path}: neither a file or folder that exists nor the name of a data set on the hub (owner/name).")
-    away = unreachable()
+    away = hub_problem()
     if away and not cache:
         raise UserError(_hub_away(path, away))
     with _asking(path, folder, away):
@@ -141,30 +137,6 @@ def _asking(path: str, folder: Path, away: str | None = None) -> Iterator[None]:
         raise UserError(_hub_away(path, away) if away else explain(path, error)) from None
 
 
-def unreachable() -> str | None:
-    """Ask the hub for a sign of life, once, in the way its own client will; that one would try for minutes.
-
-    :return: None when it answers, whatever it says; else the reason why it doesn't.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-        return "HF_HUB_OFFLINE is set"
-    reasons = ["no answer"]
-
-    def ask() -> None:
-        from huggingface_hub.utils import get_session
-
-        try:
-            get_session().head(_endpoint(), timeout=_PATIENCE)
-            reasons.clear()
-        except Exception as error:
-            reasons[:] = [first_line(error)]
-
-    thread = threading.Thread(target=ask, daemon=True)  # looking up an address knows no time limit
-    thread.start()
-    thread.join(_PATIENCE)
-    return reasons[0] if reasons else None
-
-
 def explain(path: str, error: Exception) -> str:
     """Say in one line, with what to do, why the library could not open a data set.
 
@@ -177,27 +149,22 @@ def explain(path: str, error: Exception) -> str:
     if configs:
         return f"{start}needs one of its configs in 'config': {configs[1].strip('[]').replace(chr(39), '')}."
     if "scripts are no longer supported" in text:
-        return f"{start}needs a loading script, which the datasets library no longer runs; look for a copy of it in Parquet on {_endpoint()}/datasets."
+        return f"{start}needs a loading script, which the datasets library no longer runs; look for a copy of it in Parquet on {hub_endpoint()}/datasets."
     if "is a gated dataset" in text:
-        return f"{start}is gated; accept its terms on {_endpoint()}/datasets/{path}, then log in with 'hf auth login' or set HF_TOKEN."
+        return f"{start}is gated; accept its terms on {hub_endpoint()}/datasets/{path}, then log in with 'hf auth login' or set HF_TOKEN."
     if text.startswith("Revision"):
         return f"{start}{first_line(error)}; leave 'revision' out for the newest."
     if kind == "DatasetNotFoundError":
-        return f"{start}there is no such data set on {_endpoint()} (or it is private), and no such file or folder here; check the name."
+        return f"{start}there is no such data set on {hub_endpoint()} (or it is private), and no such file or folder here; check the name."
     if kind in ("DataFilesNotFoundError", "EmptyDatasetError"):
         return f"{start}holds no files that the datasets library reads; choose another data set."
     if isinstance(error, ConnectionError) or kind in _AWAY:
         return _hub_away(path, first_line(error))
     cause = error.__cause__ or error
-    return f"{start}cannot be opened ({type(cause).__name__}: {first_line(cause)}); check its page on {_endpoint()}/datasets/{path}."
+    return f"{start}cannot be opened ({type(cause).__name__}: {first_line(cause)}); check its page on {hub_endpoint()}/datasets/{path}."
 
 
 def _hub_away(path: str, reason: str) -> str:
     """Say that the hub cannot be reached."""
     return (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
             "or '--training-plan quickstart', which needs no network.")
-
-
-def _endpoint() -> str:
-    """Give the hub's address, as its own client finds it."""
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")

@@ -101,16 +101,9 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
     :return: a context, in which `datasets` may be used.
     """
     os.environ.setdefault("HF_XET_CACHE", str(folder / "hub" / "xet"))  # read by a compiled library, once
+    _silence()
     import datasets
-    import huggingface_hub
     from huggingface_hub import constants
-
-    constants.HF_HUB_DISABLE_TELEMETRY = True
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.utils.logging.set_verbosity_error()
 
     changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(folder / "hub"))]
     if offline:
@@ -123,6 +116,19 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+
+
+def _silence() -> None:
+    """Let the library draw no bars, log nothing and send no telemetry."""
+    import datasets
+    import huggingface_hub
+
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    huggingface_hub.utils.disable_progress_bars()
+    huggingface_hub.utils.logging.set_verbosity_error()
 
 
 def own_validation(splits: list[str], train: str) -> str | None:
@@ -185,6 +191,7 @@ def load_saved(path: Path) -> dict[str, Dataset]:
     """
     import datasets
 
+    _silence()
     try:
         loaded = datasets.load_from_disk(str(path))
     except Exception as error:

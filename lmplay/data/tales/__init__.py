@@ -1,4 +1,4 @@
-"""`builtin:tales`: little English stories without end, which know their own probability.  Imports nothing of lmplay.
+"""`builtin:tales`: little English stories without end, which know their own probability.  Data floor; imports this folder only.
 
 Every choice of a story is an equal draw among n options, told in the text at the moment it is made, so ln n summed over the choices that
 the title does not show is -ln p(text | title), exactly: the least loss that any model can reach.

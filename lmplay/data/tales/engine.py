@@ -1,5 +1,5 @@
 """The storyteller: writes a text from a grammar, one choice at a time, and knows how many options each choice had.
-Owns the template language; imports nothing of lmplay.
+Owns the template language; data floor; imports nothing of lmplay.
 
 A grammar is a dict of rules.  A rule is a list of options of which one is drawn, all equally likely.  An option is a template,
 followed, after bars, by the values of the columns which the rule's key names ("place where kind": "mill | at the mill | town").

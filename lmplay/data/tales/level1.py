@@ -1,4 +1,4 @@
-"""Level 1: a few sentences; somebody loses, mends, wants, feeds or bakes something, for a reason, at a place.  Imports the lists of words."""
+"""Level 1: a few sentences; somebody loses, mends, wants, feeds or bakes something, for a reason, at a place.  Data floor; imports the lists of words."""
 from __future__ import annotations
 
 from .words import lines, words
@@ -73,19 +73,19 @@ LEVEL_1 = {
     "cause@torn": lines("""
         It caught on {a =rough} {=sharp} {place=place.where} and tore {=down}.
         Then {a =mood} {=kicker} stepped on it {place=place.where} and made {a =rough} hole in it.
-        While {hero.he} stopped to {=watch} the {=seen} {=flock}, the {=strong} wind tore it {=down}.
+        While {hero} stopped to {=watch} the {=seen} {=flock}, the {=strong} wind tore it {=down}.
         """),
     "down": words("down the middle, at the edge, from end to end, in two, in three, from top to bottom"),
     "cause@broken": lines("""
         Then {a =mood} {=kicker} kicked it {place=place.where}, and it broke into {=number} pieces.
-        {^hero.his} {=mood} {kin2=relative} fell over it {place=place.where}, and it broke into {=number} pieces.
+        {hero}'s {=mood} {kin2=relative} fell over it {place=place.where}, and it broke into {=number} pieces.
         In the {=storm}, {a =rough} {=faller} fell on it, and it broke into {=number} pieces.
         """),
     "faller": words("branch, tree, brick, chimney, ladder, rock, gate, wall"),
     "cause@cracked": lines("""
-        It slipped from {hero.his} {=slippery} hands and hit {a =rough} {=board}, and it cracked.
+        It slipped from {hero}'s {=slippery} hands and hit {a =rough} {=board}, and it cracked.
         Then {a =mood} {=jumper} jumped onto the {=board} and knocked it down, and it cracked.
-        {^hero.his} {=mood} {kin2=relative} dropped it on {a =rough} {=board}, and it cracked.
+        {hero}'s {=mood} {kin2=relative} dropped it on {a =rough} {=board}, and it cracked.
         """),
     "slippery": words("wet, cold, oily, soapy, tired, sticky, little, warm"),
     "upset": lines("""
@@ -94,7 +94,7 @@ LEVEL_1 = {
         """),
     "mend@torn": lines("""
         Together they patched it with {=number} {=hue} pieces of {=fabric}.
-        They sat down on {a =rough}, {=look@thing} {=seat} and sewed it up with {=hue} {=fabric}.
+        They sat down on {a =rough}, {=hue} {=seat} and sewed it up with {=hue} {=fabric}.
         """),
     "mend@broken": lines("""
         Together they mended it with {=number} {=look@thing} {=fixing} and some {=glue}.
@@ -102,10 +102,10 @@ LEVEL_1 = {
         """),
     "mend@cracked": lines("""
         Together they filled the crack with {=hue} {=glue} and let it dry for {=number} {=lengthy} {=period}.
-        They sat down on {a =rough}, {=look@thing} {=seat} and closed the crack with {=hue} {=glue}.
+        They sat down on {a =rough}, {=hue} {=seat} and closed the crack with {=hue} {=glue}.
         """),
     "after": lines("""
-        Last of all they put {a =hue} {=shape} and {=number} {=look@thing} stripes on it, and {hero} {=danced} {=so_long}.
+        Last of all they put {a =hue} {=shape} and {=number} {=hue} stripes on it, and {hero} {=danced} {=so_long}.
         Soon it was as good as new, and {hero} {=danced} {=so_long} with {a =mood} {=animal}.
         To say thank you, {hero.he} made {a =flavour} {=dish} and {=number} {=flavour} {=cookies} on {=weekday}.
         """),
@@ -166,13 +166,13 @@ LEVEL_1 = {
         From then on, it waited for {hero.him} {spot2=spot@place.kind} every {=day}.
         """),
     "follow": lines("""
-        followed {hero.him} home
-        slept at {hero.his} door
-        sat down beside {hero.him}
+        followed {hero} home
+        slept at {hero}'s door
+        sat down beside {hero}
         stayed all summer
         closed its eyes
-        ate from {hero.his} hand
-        looked up at {hero.him}
+        ate from {hero}'s hand
+        looked up at {hero}
         was not afraid any more
         """),
 

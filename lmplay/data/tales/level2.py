@@ -1,4 +1,4 @@
-"""Level 2: two friends, some talk, and a trouble that is mended by what somebody said earlier.  Imports the lists of words.
+"""Level 2: two friends, some talk, and a trouble that is mended by what somebody said earlier.  Data floor; imports the lists of words.
 
 The rules `tale2@...` need a hero, a friend, an elder, a place and a thing; level 4 tells them again as the adventures of its chapters.
 """
@@ -20,7 +20,7 @@ LEVEL_2 = {
         Promised {^thing=wish} | promised
         Stuck {^thing=vehicle} | stuck
         """),
-    "tale2": ["{=visit} {=tale2@plot.tale} // {=praise} {=joy2}"],
+    "tale2": ["{=visit} {=scenery} {=tale2@plot.tale} // {=praise} {=joy2}"],
     "visit": lines("""
         {hero} and {friend} were {=mood} {=friends} who lived near the {place=place}. One {=weather} {=day}, they visited {a mood1=mood}, {mood2=mood} \
             {elder=trade} in {a =look@thing} {=wrap}.
@@ -29,7 +29,11 @@ LEVEL_2 = {
         It was {a =weather} {=day}, and {hero} walked {=manner} to the {place=place} with {friend} to help {a mood1=mood}, {mood2=mood} {elder=trade} \
             with {=number} {=look@thing} {=goods}.
         """),
-    "friends": words("friends, cousins, neighbors, playmates, schoolmates"),
+    "scenery": lines("""
+        On the way they had seen {a mood1=mood}, {mood2=mood} {=animal}, {=number} {=seen} {=flock} and {a =look@thing} {=gift}.
+        Behind {a =rough} {=barrier} they had seen {a mood1=mood}, {mood2=mood} {=animal} with {=number} {=look@thing} {=goods}.
+        """),
+    "friends": words("friends, cousins, neighbours, playmates, schoolmates"),
     "praise": lines("""
         When the {elder} heard of it, {elder.he} {=danced} {=so_long}. "What {mood1=mood} and {mood2=mood} children you are," {elder.he} said {=tone}.
         The {elder} made them {a =flavour} {=dish} and {a =flavour} {=dish}. "{=cheer}!" {elder.he} {=cheered}. "Now eat, my {=mood} friends!"
@@ -38,7 +42,7 @@ LEVEL_2 = {
     "joy2": lines("""
         That night {hero} dreamed of {=number} {=look@thing} {=flock}, and {friend} dreamed of {a =look@thing} {=shape}.
         Then {hero} and {friend} {=danced} {=so_long} with {a mood1=mood}, {mood2=mood} {=animal} and {=number} {=seen} {=flock}.
-        On {=weekday} they told it all to {hero.his} {=mood} {=relative}, who {=danced} {=so_long}.
+        On {=weekday} they told it all to {hero}'s {=mood} {=relative}, who {=danced} {=so_long}.
         """),
     "trouble": words("Oh dear, Oh no, What a pity, How awful, Bad luck, Dear me, Goodness, Help"),
 
@@ -46,9 +50,9 @@ LEVEL_2 = {
     "chest": words("chest, box, trunk, cupboard, desk, drawer, cabinet, safe, closet, suitcase, crate, hut"),
     "tale2@locked": ["{=full} {=ask} // {=shut} // {=unlock}"],
     "full": lines("""
-        The {elder} had {a =rough}, {=look@thing} {thing} full of {=look@thing} {content=content}. "I keep the key {spot1=spot@place.kind}," \
-            {elder.he} said {=tone}.
-        In {elder.his} {=room} stood {a =rough}, {=look@thing} {thing}. "It is full of {=look@thing} {content=content}, and the key is \
+        The {elder} had {a =rough}, {=hue} {thing} full of {=look@thing} {content=content}. "I keep the key {spot1=spot@place.kind}," {elder.he} said \
+            {=tone}.
+        In the {elder}'s {=room} stood {a =rough}, {=hue} {thing}. "It is full of {=look@thing} {content=content}, and the key is \
             {spot1=spot@place.kind}," {elder.he} said {=tone}.
         """),
     "content": words("""jugs, boots, eggs, candles, books, bells, hats, bottles, potatoes, spoons, ribbons, apples, ropes, maps, coins, shirts, cups,
@@ -94,8 +98,7 @@ LEVEL_2 = {
     "warning": lines("""
         "Beware of the {mood1=mood}, {mood2=mood} {thief=thief}," said the {elder} {=tone}. "It steals what it likes and hides it \
             {spot1=spot@place.kind}."
-        {^elder.he} told them {=manner} about {a =mood} {thief=thief} that stole {=number} {=look@thing} {=goods} and hid them \
-            {spot1=spot@place.kind}.
+        The {elder} told them {=tone} about {a =mood} {thief=thief} that stole {=number} {=look@thing} {=goods} and hid them {spot1=spot@place.kind}.
         """),
     "gone": lines("""
         Later {hero} put {hero.his} {=look@thing} {thing} on {a =rough} {=board} and went to {=watch} the {=seen} {=flock}. When {hero.he} came back, \
@@ -131,18 +134,18 @@ LEVEL_2 = {
             {spot1=spot@place.kind}."
         """),
     "borrowed": lines("""
-        That {=day} they borrowed {a =rough}, {=look@thing} {thing} from {a mood1=mood}, {mood2=mood} {=trade}.
-        Now the two had {a =look@thing} {thing} that belonged to {a mood1=mood}, {mood2=mood} {=trade}.
+        That {=day} they borrowed {a =rough}, {=hue} {thing} from {a mood1=mood}, {mood2=mood} {owner=trade}.
+        Now the two had {a =look@thing} {thing} that belonged to {a mood1=mood}, {mood2=mood} {owner=trade}.
         """),
     "helpless": lines("""
         "{=trouble}," {=sobbed} {friend}, and {friend.he} felt {=sad}. "What can we do?" // "We can mend it," said {hero} {=tone}. "There is {stuff} \
             in the {tint} {box} {spot1}."
-        {friend} felt {=sad}. "{=trouble}," {friend.he} {=sobbed}. "Shall we ask {a mood1=mood}, {mood2=mood} {=trade}?" // "No," said {hero} {=tone}. \
-            "Think of the {tint} {box} {spot1}. There is {stuff} in it."
+        {friend} felt {=sad}. "{=trouble}," {friend.he} {=sobbed}. "Shall we ask {a mood1=mood}, {mood2=mood} {other=trade}?" // "No," said {hero} \
+            {=tone}. "Think of the {tint} {box} {spot1}. There is {stuff} in it."
         """),
     "repair": lines("""
         They found the {tint} {box}, and {hero} {=manner} mended the {thing} with the {stuff}, while {friend} put {a =hue} {=shape} and {=number} \
-            {=look@thing} stripes on it.
+            {=hue} stripes on it.
         So {friend} fetched the {stuff} from the {tint} {box}, and they worked on {a =rough} {=board} until {=weekday}. Then the {thing} was as good \
             as new, with {a =hue} {=shape} on it.
         """),
@@ -152,25 +155,23 @@ LEVEL_2 = {
     "taste": lines("""
         "All {thing.many} love {food=food@thing.diet}," said the {elder} {=tone}. "I keep some in the {tint=look@thing} {box=box} \
             {spot1=spot@place.kind}."
-        {^elder.he} told them {=manner} that {thing.many} love {food=food@thing.diet}, and that some was in {a tint=look@thing} {box=box} \
+        The {elder} told them {=tone} that {thing.many} love {food=food@thing.diet}, and that {elder.he} kept some in {a tint=look@thing} {box=box} \
             {spot1=spot@place.kind}.
         """),
     "hiding": lines("""
-        Later they saw {a look1=look@pet}, {look2=look@pet} {thing} {spot2=spot@place.kind}. {A =mood} {beast=animal} had frightened it, and it would \
-            not come out.
-        Then they heard {a look1=look@pet}, {look2=look@pet} {thing} {spot2=spot@place.kind}. It {thing.cried} {=sadly} and hid from the {=strong} \
-            {=storm}.
+        Later they saw {a =mood}, {=look@pet} {thing} {spot2=spot@place.kind}. {A =mood} {beast=animal} had frightened it, and it would not come out.
+        Then they heard {a =mood}, {=look@pet} {thing} {spot2=spot@place.kind}. It {thing.cried} {=sadly} and hid from the {=strong} {=storm}.
         """),
     "how": lines("""
         "{=trouble}," said {friend} {=tone}. "How can we help it?" // "{^thing.many} love {food}," said {hero} {=tone}. "Let us look in the {tint} \
             {box} {spot1}."
-        {friend} {=manner} gave it {a =vessel} of {=drink}, but it did not move. // "It wants {food}," said {hero} {=tone}. "There is some in the \
-            {tint} {box} {spot1}."
+        {friend} {=manner} gave it {a =vessel} of {=drink}, but it did not move. // "It wants {food}," said {hero} {=tone}. "Look in the {tint} {box} \
+            {spot1}."
         """),
     "lure": lines("""
         So {friend} brought some {food} from the {tint} {box}, and {hero} put it {=manner} on {a =rough} stone. The {thing} came out, {thing.cried} \
             {=gladly} and {=follow}.
-        They took the {food} out of the {tint} {box} and called {=manner}. At last the {thing} came out, ate {=number} bites and {=follow}.
+        They took the {food} out of the {tint} {box} and called {=manner}. At last the {thing} came out, took {=number} bites and {=follow}.
         """),
 
     # a thing is promised for another that is lost
@@ -179,7 +180,7 @@ LEVEL_2 = {
     "promise": lines("""
         "I lost my {tint=look@thing} {tool=tool} in the {storm=storm}," said the {elder} {=tone}. "Bring it back, and I will give you {a =rough}, \
             {=look@thing} {thing}."
-        {^elder.his} {tint=look@thing} {tool=tool} had been lost in the {=strong} {storm=storm}. "I will give {a =look@thing} {thing} to the one who \
+        The {elder}'s {tint=look@thing} {tool=tool} had been lost in the {=strong} {storm=storm}. "I will give {a =look@thing} {thing} to the one who \
             finds it," {elder.he} said {=tone}.
         """),
     "hunt": lines("""
@@ -195,7 +196,7 @@ LEVEL_2 = {
         """),
     "use": words("keep it, sell it, hide it, wash it, paint it, throw it away"),
     "reward": lines("""
-        They {=manner} took the {tool} to the {elder} and got the {thing}, which had {=number} {=look@thing} stripes and {a =hue} {=shape} on it.
+        They {=manner} took the {tool} to the {elder} and got the {thing}, which had {=number} {=hue} stripes and {a =hue} {=shape} on it.
         So they brought the {tint} {tool} back in {a =look@thing} {=box}, and the {elder} {=manner} gave them the {thing}.
         """),
 
@@ -209,7 +210,7 @@ LEVEL_2 = {
         tickle its nose | tickled its nose
         tell it a story | told it a story
         give it an apple | gave it an apple
-        clap your hands | clapped their hands
+        stamp twice | stamped twice
         dance around it | danced around it
         whistle a tune | whistled a tune
         count to nine | counted to nine
@@ -228,6 +229,7 @@ LEVEL_2 = {
         With {count=number} {=look@thing} {content=content} for {a =mood} {visitor=trade} they came to {a =rough} {=barrier}. There a wheel fell into \
             {a =rough} hole.
         """),
+    "mightily": words("hard, well, strongly, fast, bravely, eagerly, suddenly, cheerfully"),
     "push": lines("""
         {friend} pushed {=manner}, but the {thing} did not move, and the {puller} stood still. "{=trouble}," {friend.he} {=sobbed}. // "We forgot what \
             the {elder} told us," said {hero} {=tone}. "We must {trick}."
@@ -235,7 +237,7 @@ LEVEL_2 = {
             pulls only when you {trick}."
         """),
     "pull": lines("""
-        So they {trick.did}, and the {puller} pulled so {=manner} that the {thing} came out. The {visitor} got {count} {content} and gave them \
+        So they {trick.did}, and the {puller} pulled so {=mightily} that the {thing} came out. The {visitor} got {count} {content} and gave them \
             {a =flavour} {=dish} in {a =look@thing} {=box}.
         Both of them {trick.did}. At once the {puller} pulled the {thing} out, and on {=weekday} the {visitor} had {count} {content} in {visitor.his} \
             {=look@thing} {=room}.

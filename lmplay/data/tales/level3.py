@@ -1,4 +1,4 @@
-"""Level 3: a journey: three things are packed, each is needed on the way, and all is told again at the end.  Imports the lists of words.
+"""Level 3: a journey: three things are packed, each is needed on the way, and all is told again at the end.  Data floor; imports the lists of words.
 
 The rules `way@...` need a hero and a friend; level 4 tells them again between its chapters' adventures.
 """
@@ -126,10 +126,9 @@ LEVEL_3 = {
         "{=trouble}," {=sobbed} {friend}. "We shall freeze like {=number} {=look@thing} icicles." // "But we have the blanket," said {hero} {=tone}.
         They wrapped it around them behind {a =rough} rock, and {a =mood} {=animal} came to lie at their feet. Until {=day_time} they told stories of
         {=look@thing} {=flock} and {a =mood} {=trade}."""],
-    "way@lake": ["""a lake and found {a =rough}, {=look@thing} boat. They rowed {=manner}, but halfway {friend} wanted to {=watch} the {=seen}
-        {=flock}, and the oar fell into the water. "{=trouble}," {=sobbed} {friend}. "Now we shall drift for {=number} {=period}." // "But we have the
-        net," said {hero} {=tone}. {^hero.he} threw it {=number} times. It brought up {a =look@thing} {=gift}, then {a =look@thing} {=gift}, and at
-        last the oar."""],
+    "way@lake": ["""a lake and found {a =rough}, {=hue} boat. They rowed {=manner}, but halfway {friend} wanted to {=watch} the {=seen} {=flock}, and
+        the oar fell into the water. "{=trouble}," {=sobbed} {friend}. "Now we shall drift for {=number} {=period}." // "But we have the net," said
+        {hero} {=tone}. {^hero.he} threw it {=number} times. It brought up {a =look@thing} {=gift}, then {a =look@thing} {=gift}, and at last the oar."""],
     "way@sand": ["""a place where the road was gone. In the {=strong} {=storm} a hill had slid down and buried it under sand and {=look@thing} stones.
         {friend} walked over it {=manner} and sank in up to {friend.his} {=part}. "{=trouble}," {=sobbed} {friend}. // "But we have the spade," said
         {hero} {=tone}. They dug for {=number} hours. Under the sand they found {a =look@thing} {=gift}, {=number} {=look@thing} {=goods} and
@@ -173,7 +172,7 @@ LEVEL_3 = {
         """),
     "welcome": lines("""
         "{=cheer}!" {=cheered} old {sage} and put the {metal} {treasure} on {a =rough} {=board}. At once {need.fix}.
-        {hero} gave old {sage} the {metal} {treasure}, {sage.he} {=manner} put it on {a =rough}, {=look@thing} {=board}, and {need.fix}.
+        {hero} gave old {sage} the {metal} {treasure}, {sage.he} {=manner} put it on {a =rough}, {=hue} {=board}, and {need.fix}.
         """),
     "ending": lines("""
         Everyone in {village} {=danced} {=so_long}. There was {a =flavour} {=dish} for {hero} and {a =flavour} {=dish} for {friend}, and {a =mood} \

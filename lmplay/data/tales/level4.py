@@ -1,5 +1,5 @@
 """Level 4: a book in chapters, longer than any usual context; a cast that stays, things that are gathered, and all told again at the end.
-Imports the lists of words.
+Data floor; imports the lists of words.
 
 Each chapter is a way of level 3, passed with what the chapter before gave, and then an adventure of level 2.
 """
@@ -62,7 +62,7 @@ LEVEL_4 = {
         Everyone in {village} loved the great {wonder}, which was {=look@thing} and {=look@thing}. But {a mood1=mood}, {mood2=mood} {=kicker} had \
             kicked it, and it {wonder.stops}.
         """),
-    "gather": ["""Old {sage=sage} {=manner} opened {a =rough}, {=look@thing} book. "We need {size=size} things to mend it," {sage.he} said {=tone}.
+    "gather": ["""Old {sage=sage} {=manner} opened {a =rough}, {=hue} book. "We need {size=size} things to mend it," {sage.he} said {=tone}.
         {=list@size.number} // {=leave} // {=chapters@size.number} // {=return@size.number}"""],
     "size number": [f"{_NUMBERS[size - 1]} | {size}" for size in _SIZES],
     **{f"list@{size}": [f'"{_list(size)}"'] for size in _SIZES},

@@ -1,4 +1,4 @@
-"""The words of the tales, by what they can do in one: each list is a rule of the grammar.  Imports nothing of lmplay.
+"""The words of the tales, by what they can do in one: each list is a rule of the grammar.  Data floor; imports nothing of lmplay.
 
 A key names the rule and its columns; engine.py explains the language.  Nothing here may be chosen and not seen: no two options of a list are
 equal, and none is another's beginning unless the longer one goes on within a word.  No word here begins with a letter that misleads "a" and "an".
@@ -36,8 +36,8 @@ PEOPLE = {
     ],
     "relative": words("mother, father, aunt, uncle, grandmother, grandfather, sister, brother"),
     "mood": words("""kind, brave, quiet, curious, clever, careful, cheerful, gentle, patient, friendly, merry, polite, proud, shy, busy, bold, lively,
-        stubborn, dreamy, nimble, tall, young, round, thin, jolly, tired, sleepy, grumpy, wise, noisy, hungry, silent, little, cross, lazy, funny,
-        calm, tidy, sweet, strong, serious, modest, daring, restless, faithful, humble, chatty, dizzy"""),
+        stubborn, dreamy, nimble, tall, young, round, thin, jolly, tired, sleepy, grumpy, wise, noisy, hungry, silent, modest, cross, lazy, funny,
+        calm, tidy, sweet, strong, serious, daring, restless, faithful, humble, chatty, dizzy"""),
     "glad": words("happy, glad, pleased, delighted, thankful, excited, joyful, amazed"),
     "sad": words("sad, unhappy, worried, sorry, upset, lonely, gloomy, ashamed"),
 }
@@ -60,7 +60,7 @@ PLACES = {
         lake | at the lake | shore
         river | at the river | shore
         pond | at the pond | shore
-        harbor | at the harbor | shore
+        harbour | at the harbour | shore
         island | on the island | shore
         market | at the market | town
         square | in the square | town
@@ -80,7 +80,7 @@ PLACES = {
     "spot@town": words("""under the bench, behind the fountain, beside the statue, on the steps, under the cart, behind the church, beside the pump,
         in the gutter, under the arch, near the lamp post, in a doorway, among the crates, behind the clock tower, on a windowsill"""),
     "barrier": words("fence, wall, hedge, gate, haystack, shed, tree, cart, rock, house, barn, well"),
-    "rough": words("old, long, big, little, low, wide, dark, grey, green, muddy, narrow, high"),
+    "rough": words("old, long, big, little, low, wide, dark, crooked, narrow, high, plain, dusty"),
     "weather": words("sunny, windy, cloudy, cold, cool, clear, warm, mild, misty, bright, fresh, grey, chilly, golden, foggy, lovely"),
     "day": words("morning, afternoon, evening, day, Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday"),
     "weekday": words("Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday"),

@@ -1,0 +1,70 @@
+"""What several tests need: a tiny plan, whole runs, and the comparison of what they leave."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+TINY = ["--num-blocks", "1", "--embed-dim", "16", "--num-heads", "2", "--context-len", "48", "--tokenizer", "bytes", "--device", "cpu"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT.pop("LMP_DATASETS", None)
+
+
+def write_rows(path: Path, rows: list) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def sentences(n: int, word: str = "cat") -> str:
+    return " ".join(f"The {word} number {i} sat down." for i in range(n))
+
+
+def write_plan(folder: Path, plan: dict) -> Path:
+    path = folder / "plan.json"
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    return path
+
+
+def trainer(*arguments, cwd=None, timeout=120, env=None) -> subprocess.CompletedProcess:
+    """Run lmp_trainer as a user does."""
+    return subprocess.run([sys.executable, "-m", "lmplay.train", *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
+                          cwd=cwd, env={**ENVIRONMENT, **(env or {})}, check=False)
+
+
+_ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", ".from_seconds", ".to_seconds")
+
+
+def differences(left, right, where="") -> list[str]:
+    """Compare two nested values bit for bit; the clock, settings (they hold paths) and versions aside."""
+    if where.endswith(_ASIDE):
+        return []
+    if isinstance(left, torch.Tensor):
+        return [] if torch.equal(left, right) else [f"{where}: tensors differ"]
+    if isinstance(left, dict):
+        if not isinstance(right, dict) or left.keys() != right.keys():
+            return [f"{where}: keys differ"]
+        return [line for key in left for line in differences(left[key], right[key], f"{where}.{key}")]
+    if isinstance(left, (list, tuple)):
+        if len(left) != len(right):
+            return [f"{where}: {len(left)} and {len(right)} items"]
+        return [line for i, (a, b) in enumerate(zip(left, right, strict=True)) for line in differences(a, b, f"{where}.{i}")]
+    return [] if left == right else [f"{where}: {left!r} and {right!r}"]
+
+
+def load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def compare_runs(left: Path, right: Path) -> list[str]:
+    """Compare all that two runs left in their output folders."""
+    def kept(folder):
+        return sorted(path.name for path in folder.iterdir() if path.suffix == ".lmp" or path.name.endswith("_stats.json"))
+
+    def read(path):
+        return load(path) if path.suffix == ".lmp" else json.loads(path.read_text())
+
+    assert kept(left) == kept(right)
+    assert len(kept(left)) > 4
+    return [line for name in kept(left) for line in differences(read(left / name), read(right / name), name)]

@@ -1,0 +1,162 @@
+"""The command line: a contract.  Flags and defaults are frozen, and what is wrong is said in a line, fast, with exit code 2."""
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from helpers import ENVIRONMENT, TINY, sentences, trainer, write_plan, write_rows
+
+from lmplay.plan.settings import Settings, setting_names
+from lmplay.train.__main__ import main
+from lmplay.train.flags import FLAGS
+
+DEFAULTS = {
+    "exp": "gpt2ish", "num_blocks": 6, "embed_dim": 768, "num_heads": 12, "context_len": 1024, "dropout": 0.1, "tied_head": True, "tokenizer": None,
+    "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "out_dir": "out_gpt",
+    "batch_size": 50, "mini_batch_size": 4, "validation_batch_size": 4, "save_interval": 10000, "validation_interval": 100, "seed": 0, "reset_history": False,
+    "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "weight_decay": None,
+    "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
+    "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor", "describe": False,
+}
+
+
+def run(capsys, *arguments):
+    """Run the door in this process; gives exit code, output and complaints."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_flags_and_defaults_are_frozen():
+    assert [flag.name for flag in FLAGS] == list(DEFAULTS)
+    assert {name: getattr(Settings(), name) for name in setting_names()} == DEFAULTS
+
+
+def test_the_optimizers_are_those_there_are():
+    from lmplay.optim.optimizers import OPTIMIZERS
+
+    check = next(flag.check for flag in FLAGS if flag.name == "optimizer")
+    assert [check(name) for name in OPTIMIZERS] == list(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--exp", "list"], ["--training-plan", "list"], ["--training-plan", "nonsense"], ["--lr", "fast"],
+                                       ["--dataset", "missing.jsonl"], ["--exp", "gtp2ish", "--training-plan", "quickstart"]])
+def test_what_needs_no_torch_does_not_load_it(arguments):
+    program = ("import sys, lmplay.train.__main__ as door\n"
+               "try: door.main(sys.argv[1:])\n"
+               "except SystemExit: pass\n"
+               "heavy = {'torch', 'transformers', 'datasets', 'tokenizers', 'numpy', 'pyarrow', 'matplotlib'} & set(sys.modules)\n"
+               "sys.exit(f'loaded {heavy}' if heavy else 0)")
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_both_dashes_are_accepted(capsys, tmp_path):
+    written = []
+    for flag in ("--num-blocks", "--num_blocks"):
+        code, _, _ = run(capsys, flag, 3, "--dump-config", tmp_path / "c.json")
+        assert code == 0
+        written.append(json.loads((tmp_path / "c.json").read_text()))
+    assert written == [{"num_blocks": 3}] * 2
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_settings_file_comes_back(capsys, tmp_path, suffix):
+    first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
+    flags = ["--lr", "0.003", "--amp", "--no-tied-head", "--training-plan", "quickstart", "--batch-size", "7"]
+    assert run(capsys, *flags, "--dump-config", first)[0] == 0
+    assert run(capsys, "--use-config", first, "--dump-config", second)[0] == 0
+    assert first.read_text() == second.read_text()
+    assert yaml.safe_load(first.read_text()) == {"lr": 0.003, "amp": True, "tied_head": False, "training_plan": "quickstart", "batch_size": 7}
+    assert run(capsys, "--use-config", first, "--lr", "0.1", "--dump-config", second)[0] == 0  # the command line wins
+    assert yaml.safe_load(second.read_text())["lr"] == 0.1
+
+
+def test_all_faults_of_a_settings_file_at_once(capsys, tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"lr": 0, "bach_size": 3, "amp": "yes", "num-heads": 2.5}')
+    code, _, err = run(capsys, "--use-config", path)
+    assert code == 2
+    lines = err.splitlines()
+    assert len(lines) == 4
+    assert "above 0" in lines[0]
+    assert "Did you mean 'batch_size'?" in lines[1]
+    assert "true or false" in lines[2]
+    assert "whole number" in lines[3]
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_rows(tmp_path / "good.jsonl", [{"text": sentences(3)} for _ in range(20)])
+    write_rows(tmp_path / "labels.jsonl", [{"label": 1, "words": "a"}])
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "broken.json").write_text('{"a": {"dataset": "wikitext",\n  "epochs" 3}}')
+    write_plan(tmp_path, {"a": {"dataset": "good.jsonl", "epohcs": 1}, "b": {"dataset": "good.jsonl", "epochs": 0, "lr": "fast"}})
+    (tmp_path / "wide.json").write_text('{"a": {"dataset": "good.jsonl", "context_len": 2048}}')
+    (tmp_path / "frozen.json").write_text('{"a": {"dataset": "good.jsonl", "freeze": ["block.*"]}}')
+    (tmp_path / "not_a_model.lmp").write_bytes(b"these are no weights")
+    (tmp_path / "file").write_text("a file where a folder should be")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "foreign.lmp")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "complaints"), [
+    (["--training-plan", "plan.json"],
+     [["stage 'a'", "'epohcs'", "Did you mean 'epochs'"], ["stage 'b'", "'epochs'", "above 0"], ["stage 'b'", "'lr'", "fast"]]),
+    (["--training-plan", "broken.json"], [["broken.json", "line 2, column 12"]]),
+    (["--training-plan", "quikstart"], [["quikstart", "quickstart"]]),
+    (["--dataset", "god.jsonl"], [["god.jsonl", "good.jsonl"]]),
+    (["--dataset", "empty.jsonl"], [["empty.jsonl", "empty"]]),
+    (["--dataset", "labels.jsonl"], [["labels.jsonl", "no text column", "label, words", '"columns"']]),
+    (["--dataset", "good.jsonl", "--embed-dim", "100", "--num-heads", "12"], [["embed-dim 100", "num-heads 12"]]),
+    (["--dataset", "good.jsonl", "--device", "cuda"], [["--device cuda", "cpu"]]),
+    (["--dataset", "good.jsonl", "--device", "abacus"], [["--device abacus", "cpu"]]),
+    (["--dataset", "good.jsonl", "--mini-batch-size", "0"], [["--mini-batch-size 0", "from 1"]]),
+    (["--dataset", "good.jsonl", "--optimizer", "adamv"], [["adamv", "adamw"]]),
+    (["--dataset", "good.jsonl", "--nmu-blocks", "3"], [["--nmu-blocks", "--num-blocks"]]),
+    (["--dataset", "good.jsonl", "--model", "not_a_model.lmp"], [["not_a_model.lmp", "not a checkpoint"]]),
+    (["--dataset", "good.jsonl", "--model", "foreign.lmp"], [["foreign.lmp", "not a checkpoint"]]),
+    (["--dataset", "good.jsonl", "--initial-model", "missing.lmp"], [["missing.lmp", "cannot be read"]]),
+    (["--dataset", "good.jsonl", "--out-dir", "file/out"], [["file/out", "is not a folder"]]),
+    (["--dataset", "good.jsonl", "--tokenizer", "train:12"], [["train:12", "257"]]),
+    (["--dataset", "good.jsonl", "--tokenizer", "nobody/nothing"], [["nobody/nothing", "train:8192", "bytes"]]),
+    (["--dataset", "good.jsonl", "--training-plan", "quickstart"], [["--dataset and --training-plan"]]),
+    (["--training-plan", "wide.json", "--context-len", "64", "--tokenizer", "bytes"], None),
+    (["--training-plan", "wide.json", "--tokenizer", "bytes"], [["stage 'a'", "2048", "1024"]]),
+    (["--training-plan", "frozen.json", *TINY], [["stage 'a'", "block.*", "blocks"]]),
+    (["--dataset", "good.jsonl", *TINY, "--compile-model", "--compile-backend", "inducter"], [["inducter", "inductor"]]),
+])
+def test_bad_input_is_refused_in_a_line_and_nothing_written(files, monkeypatch, capsys, arguments, complaints):
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    before = sorted(files.rglob("*"))
+    if complaints is None:  # a typed flag wins over the stage: nothing is wrong
+        arguments = [*arguments, "--describe"]
+    code, _, err = run(capsys, *arguments)
+    assert code == (0 if complaints is None else 2), err
+    assert len(err.splitlines()) == len(complaints or [])
+    for line, words in zip(err.splitlines(), complaints or [], strict=True):
+        assert all(word in line for word in words), line
+    assert "Traceback" not in err
+    assert sorted(files.rglob("*")) == before
+
+
+def test_without_network_the_default_plan_says_what_to_do(tmp_path):
+    done = trainer("--training-plan", "default", "--out-dir", tmp_path / "out", env={"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=60)
+    assert done.returncode == 2
+    assert "hub" in done.stderr
+    assert "quickstart" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_describe_says_how_large_it_is(capsys, tmp_path):
+    code, out, _ = run(capsys, "--training-plan", "quickstart", "--exp", "gpt2ish", "--tokenizer", "train:1024", "--out-dir", tmp_path, "--describe")
+    assert code == 0
+    blocks = 6 * (12 * 768 * 768 + 13 * 768)
+    for count in (1024 * 768, 1024 * 768, blocks, blocks + 2 * 1024 * 768 + 2 * 768):
+        assert f"{count:,}" in out
+    assert "13 mini-batches" not in out
+    assert not list(tmp_path.iterdir())
