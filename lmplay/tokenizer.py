@@ -58,6 +58,7 @@ class Tokenizer:
             self._fast = tokenizers.Tokenizer.from_str(spec["json"])
             self._fast.no_truncation()
             self._fast.no_padding()
+            self._fast.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
             # Ids may have gaps: the model needs a row for the largest.
             self.vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
             self.end_id = spec["end_id"]

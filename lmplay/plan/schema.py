@@ -58,7 +58,7 @@ Columns = Annotated[dict[Role, Text], WithJsonSchema(
 class Part(BaseModel):
     """A strict, frozen object: unknown keys are faults, and no value is bent into another type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
     short_forms: ClassVar[dict[type, str]] = {}
 
     @classmethod

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .schema import Plan, Stage
+
+if TYPE_CHECKING:
+    from .schema import Plan, Stage
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
 MODEL_KEYS = ("num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "tied_head")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LmplayError, UserError
-from ..plan.load import list_plans, load_plan, plan_from_dataset
-from ..plan.schema import Plan
-from ..plan.settings import Settings
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
     from ..engine.interrupt import Interrupt
+    from ..plan.schema import Plan
+    from ..plan.settings import Settings
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +45,8 @@ def _run(settings: Settings, arguments: list[str]) -> int:
 
         _print_table([(row.name, row.description) for row in experiments().values()])
         return 0
+    from ..plan.load import list_plans, load_plan, plan_from_dataset
+
     if settings.training_plan == "list":
         _print_table(list_plans())
         return 0

@@ -20,8 +20,9 @@ def _chapters(size: int) -> str:
     """Tell the chapters of the journey: the facts of each are kept under its number, for the end and so that nobody comes twice."""
     chapters = []
     for i in range(1, size + 1):
-        plan = f"Tomorrow we must go to the {{place{i + 1}}} for the {{metal{i + 1}}} {{gear{i + 1}}}." if i < size else "Tomorrow we can go home \
-            to {village}."
+        plan = "Tomorrow we can go home to {village}."
+        if i < size:
+            plan = f"Tomorrow we must go to the {{place{i + 1}}} for the {{metal{i + 1}}} {{gear{i + 1}}}."
         chapters.append(
             f"{{place<place{i}}}{{metal<metal{i}}}{{gear<gear{i}}}Chapter {_NUMBERS[i].title()}: The {{plot=plot2}} // {{=chapter}} // {{=camp}}"
             f' "Today we have {{item.told}} and helped {{helper}} with the {{thing}}," said {{hero}} {{=tone}}. "{plan}" // Now they had {_NUMBERS[i - 1]} of'
