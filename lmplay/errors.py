@@ -18,7 +18,7 @@ class UserError(LmplayError):
 
     def __init__(self, *faults: str):
         super().__init__("\n".join(faults))
-        self.faults = faults
+        self.faults = tuple(dict.fromkeys(faults))  # two sources of one data set fail alike
 
 
 class TrainingError(LmplayError):

@@ -27,6 +27,16 @@ def test_a_history_stays_small_and_its_sums_exact(n, most_rows):
     assert len(set(sizes)) <= 1  # thinned evenly
 
 
+def test_two_validations_at_one_step_share_a_row():
+    history = History(4)
+    for step in range(11):
+        for _ in range(2):
+            history.add(step=step, samples=step, loss_sum=1.0, n_tokens=1)
+    assert sum(history.rows["loss_sum"]) == 22
+    assert len(history) <= 4
+    assert history.rows["n_tokens"][0] == 2 * (history.rows["step"][1] - history.rows["step"][0])
+
+
 @given(st.integers(0, 100), st.integers(0, 100))
 def test_a_history_goes_on_where_it_was(before, after):
     untouched, stopped, resumed = History(8), History(8), History(8)

@@ -41,8 +41,10 @@ class History:
         return len(self.rows["step"])
 
     def add(self, **figures: float) -> None:
-        """Add the figures of a step; those left out count as 0."""
-        if not self._open:
+        """Add the figures of a step; those left out count as 0. Two additions at one step (a validation at the end of a stage) share a row."""
+        if len(self) and self.rows["step"][-1] == figures["step"]:
+            self._open = (self._open - 1) % self._stride
+        elif not self._open:
             if len(self) >= self._most_rows:
                 self._merge()
             for values in self.rows.values():

@@ -30,12 +30,13 @@ TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 DPI = 110
 SMALL = 8.0  # font size of what is written into the panels
-MOST_POINTS = 4000  # drawn of one curve: several for each pixel of the widest panel
+MOST_POINTS = 2000  # drawn of one curve: some for each pixel of the widest panel
 MOST_MARKERS = 60  # more points than this are a line without markers
-MOST_RAW = 4  # more curves than this in a panel are drawn without the raw ones behind
+MOST_RAW = {"loss": 4, "accuracy": 1}  # more curves than this in a panel are drawn without the raw ones behind
 FEW_POINTS = 20  # fewer points than this are all shown
 RARE = 100  # of so many raw points one may lie outside a panel
 START = 0.03  # share of a loss curve that may leave its panel at the top: the fall of the first steps would flatten all the rest
+FAR_FLOOR = 0.5  # a floor under this share of the lowest loss is written at the bottom edge, unless its panel stays at least half filled with it
 LOG_RATIO = 2.5  # a loss panel whose top is this many times its bottom gets a log axis
 
 
@@ -78,6 +79,12 @@ class _Panel:
     def difference(self) -> bool:
         """Whether it shows differences to a run."""
         return self.note is not None
+
+    @property
+    def raw_lines(self) -> list[_Line]:
+        """The lines with a raw curve worth seeing: not where there are too many, and accuracy is too noisy for more than one."""
+        smoothed = [line for line in self.lines if line.smoothed]
+        return smoothed if len(smoothed) <= MOST_RAW[self.y_name] else []
 
 
 def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None) -> Figure:
@@ -209,8 +216,8 @@ def _floors(curve: Curve) -> list[float]:
     """Say the floor of each stage: that of the very rows validated where it is known, else that of the stage's texts."""
     if curve.kind == "train":
         return [stage.floor for stage in curve.stages]
-    samples, floors = curve.points("samples", "floor")
-    parts = np.split(floors, np.searchsorted(samples, np.sort([stage.end["samples"] for stage in curve.stages[:-1]]), side="right"))
+    _, floors = curve.points("tokens", "floor")
+    parts = np.split(floors, curve.borders("floor"))
     return [float(np.median(part)) if part.size else stage.floor for part, stage in zip(parts, curve.stages, strict=False)]
 
 
@@ -273,10 +280,11 @@ def _draw_panel(axes: Axes, panel: _Panel) -> None:
         axes.plot(x, np.full(len(x), 0.015), transform=axes.get_xaxis_transform(), zorder=4, **{**RESUME, "color": color})
     if panel.note:
         axes.axhline(0.0, color=panel.note[1], linewidth=1.5)
+    for line in panel.raw_lines:
+        chosen = thin(line.raw, MOST_POINTS)
+        alpha = min(0.3, max(0.15, 250 / len(chosen)))  # many points are a band rather than a line
+        axes.plot(line.x[chosen], line.raw[chosen], color=line.color, linewidth=0.7, alpha=alpha, zorder=2)
     for line in panel.lines:
-        if len(panel.lines) <= MOST_RAW and line.smoothed:
-            chosen = thin(line.raw, MOST_POINTS)
-            axes.plot(line.x[chosen], line.raw[chosen], color=line.color, linewidth=0.7, alpha=0.3, zorder=2)
         chosen = thin(line.y, MOST_POINTS)
         axes.plot(line.x[chosen], line.y[chosen], color=line.color, linestyle=line.style, marker=line.marker, markersize=4, linewidth=1.6, zorder=3)
     if not any(line.x.size for line in panel.lines):
@@ -289,15 +297,13 @@ def _legend_entries(panels: Sequence[_Panel]) -> list[tuple[str, Artist]]:
     from matplotlib.lines import Line2D
 
     entries: dict[tuple[str, str, str], Artist] = {}
-    smoothed = False
     for panel in panels:
         for line in panel.lines:
             if line.x.size:
                 handle = Line2D([], [], color=line.color, ls=line.style, marker=line.marker, markersize=4)
                 entries.setdefault((_plain(line.label), line.color, line.style), handle)
-            smoothed |= line.smoothed and len(panel.lines) <= MOST_RAW
     result = [(label, handle) for (label, _, _), handle in entries.items()]
-    if smoothed:
+    if any(panel.raw_lines for panel in panels):
         result.append(("pale: before smoothing", Line2D([], [], color="#333333", alpha=0.3, linewidth=0.7)))
     if np.isfinite([floor for panel in panels for floor in panel.floors]).any():
         result.append(("floor: the lowest loss that these texts allow", Line2D([], [], **FLOOR)))
@@ -321,17 +327,18 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[_Panel]) -> None:
     axes, loss, difference = row[0], panels[0].y_name == "loss", panels[0].difference
     low, high = _limits(panels)
     log = loss and not difference and low > 0 and high / low > LOG_RATIO
+    foot = 0.14 if np.isfinite([floor for panel in panels for floor in panel.floors]).any() else 0.08  # room for what is written under a floor
     unit = "loss (nats per token)" if loss else f"word accuracy{' (points)' if difference else ''}"
     axes.set_ylabel(f"{'difference in ' if difference else ''}{unit}{', log scale' if log else ''}")
     if log:
         axes.set_yscale("log")
-        low, high = low / (high / low) ** 0.08, high * (high / low) ** 0.04
+        low, high = low / (high / low) ** foot, high * (high / low) ** 0.04
         axes.yaxis.set_major_locator(FixedLocator(_log_ticks(low, high)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     else:
         short = max(0.0, (0.05 * abs(high) if loss else 0.05) - (high - low)) or 1e-9  # a narrower range would show noise alone
-        low, high = low - short / 2 - 0.08 * (high - low), high + short / 2 + 0.04 * (high - low)
+        low, high = low - short / 2 - foot * max(short, high - low), high + short / 2 + 0.04 * (high - low)
     if not loss:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
         low, high = (low, high) if difference else (max(low, -0.004), min(high, 1.01))
@@ -342,7 +349,6 @@ def _limits(panels: Sequence[_Panel]) -> tuple[float, float]:
     """Find the lowest and highest y that must be seen; a long curve may leave its panel with its first fall and its rarest peaks."""
     values = [np.zeros(1 if panels[0].difference else 0)]
     for panel in panels:
-        values.append(np.array([floor for floor in panel.floors if np.isfinite(floor)]))
         for line in panel.lines:
             if len(line.x) < FEW_POINTS or (panel.y_name == "accuracy" and not panel.difference):
                 values.append(line.y)
@@ -352,7 +358,9 @@ def _limits(panels: Sequence[_Panel]) -> tuple[float, float]:
             values.append(usual[late.sum() // RARE + 1 if panel.difference else 0 :])
             values.append(line.y[-1:])
     every = np.concatenate(values)
-    return (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
+    low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 1.0)
+    near = [floor for panel in panels for floor in panel.floors if floor > min(low * FAR_FLOOR, low * low / high if low > 0 else low)]
+    return min([low, *near]), max([high, *near])
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -411,7 +419,7 @@ def _write_stage_names(row: Sequence[Axes], panels: Sequence[_Panel]) -> float:
 
 
 def _write_floors(axes: Axes, panel: _Panel) -> None:
-    """Write each floor under its line, once for neighbouring stages with the same."""
+    """Write each floor under its line, or at the bottom edge if it lies below, once for neighbouring stages with the same."""
     spans: list[tuple[float, float, float]] = []
     for stage, floor in zip(panel.stages, panel.floors, strict=False):
         begin, end = stage.begin[panel.x_name], stage.end[panel.x_name]
@@ -419,8 +427,14 @@ def _write_floors(axes: Axes, panel: _Panel) -> None:
             begin = spans.pop()[0]
         if np.isfinite(begin + end + floor):
             spans.append((begin, end, floor))
-    place: dict[str, Any] = {"xytext": (0, -3), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": SMALL, "color": FLOOR["color"]}
-    texts: list[Text] = [axes.annotate(f"floor {floor:.3g}", ((begin + end) / 2, floor), **place) for begin, end, floor in spans]
+    low, transform = axes.get_ylim()[0], axes.get_xaxis_transform()
+    look: dict[str, Any] = {"ha": "center", "fontsize": SMALL, "color": FLOOR["color"]}
+    texts: list[Text] = []
+    for begin, end, floor in spans:
+        if floor >= low:
+            texts.append(axes.annotate(f"floor {floor:.3g}", ((begin + end) / 2, floor), xytext=(0, -3), textcoords="offset points", va="top", **look))
+        else:
+            texts.append(axes.text((begin + end) / 2, 0.04, f"floor {floor:.3g} ↓", transform=transform, va="bottom", **look))
     if _crowded(texts, axes):
         for text in texts:
             text.set_text(text.get_text().removeprefix("floor "))

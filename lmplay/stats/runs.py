@@ -74,6 +74,14 @@ class Curve:
         values = self.columns[name]
         return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
 
+    def borders(self, y_name: str) -> list[int]:
+        """Find where each stage but the first begins among the known values of a column.
+
+        Tokens tell: each row has more of them than the one before, while several rows may end within the same long sample.
+        """
+        tokens, _ = self.points("tokens", y_name)
+        return np.searchsorted(tokens, [stage.end["tokens"] for stage in self.stages[:-1]], side="right").tolist()
+
     def smoothed(self, x_name: str, y_name: str, smoothing: float | None) -> tuple[Floats, Floats]:
         """Give a column over x as a centred mean that never reaches across the end of a stage.
 
@@ -83,9 +91,7 @@ class Curve:
         :return: x and y, of equal length.
         """
         x, y = self.points(x_name, y_name)
-        samples, _ = self.points("samples", y_name)
-        borders = np.searchsorted(samples, np.sort([stage.end["samples"] for stage in self.stages[:-1]]), side="right")
-        return x, smooth(y, window_of(smoothing, len(y)), borders.tolist())
+        return x, smooth(y, window_of(smoothing, len(y)), self.borders(y_name))
 
 
 def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
@@ -154,7 +160,7 @@ def smooth(values: Floats, window: int, borders: Sequence[int] = ()) -> Floats:
 
 
 def difference(x: Floats, y: Floats, x_reference: Floats, y_reference: Floats) -> tuple[Floats, Floats]:
-    """Subtract a reference curve, interpolated linearly, where both curves have values.
+    """Subtract a reference curve, interpolated linearly, where both curves have values; points with equal x count as one, with the mean of their y.
 
     :param x: (rows,) finite and ascending.
     :param y: (rows,) finite.
@@ -164,6 +170,7 @@ def difference(x: Floats, y: Floats, x_reference: Floats, y_reference: Floats) -
     """
     if not len(x_reference):
         return x[:0], y[:0]
+    (x, y), (x_reference, y_reference) = _merge_equal(x, y), _merge_equal(x_reference, y_reference)
     inside = (x >= x_reference[0]) & (x <= x_reference[-1])
     return x[inside], y[inside] - np.interp(x[inside], x_reference, y_reference)
 
@@ -183,6 +190,12 @@ def thin(values: Floats, most: int) -> NDArray[np.intp]:
     blocks = values[:whole].reshape(-1, width)
     begins = np.arange(0, whole, width)
     return np.unique(np.concatenate([[0], begins + blocks.argmin(axis=1), begins + blocks.argmax(axis=1), np.arange(whole, rows), [rows - 1]]))
+
+
+def _merge_equal(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Replace points with equal x by one with the mean of their y."""
+    places, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return places, np.bincount(inverse, weights=y, minlength=len(places)) / counts
 
 
 def _smooth_part(values: Floats, window: int) -> Floats:

@@ -1,6 +1,7 @@
 """The door `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -64,6 +65,9 @@ def _run(settings: Settings, arguments: list[str]) -> int:
 
 def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
     """Describe, save data sets, or train."""
+    # Threads that wait for each other should sleep, not spin: beside any other program spinning costs a multiple of the time it can save.
+    # Read when torch is loaded, so it is set before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ..engine.report import Report
 
     report = Report(command)

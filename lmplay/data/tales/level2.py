@@ -9,7 +9,7 @@ from .words import lines, words
 _REPAIR = ["{=supply} {=borrowed} {=cause@plot.tale} // {=helpless} // {=repair}"]
 
 LEVEL_2 = {
-    "title2": ["{hero=name}, {friend=name} and the {plot=plot2}"],
+    "title2": ["{hero=name}, {friend=name}, the {^elder=trade} and the {plot=plot2}"],
     "plot2 tale": lines("""
         Locked {^thing=chest} | locked
         Stolen {^thing=trinket} | stolen
@@ -23,11 +23,11 @@ LEVEL_2 = {
     "tale2": ["{=visit} {=scenery} {=tale2@plot.tale} // {=praise} {=joy2}"],
     "visit": lines("""
         {hero} and {friend} were {=mood} {=friends} who lived near the {place=place}. One {=weather} {=day}, they visited {a mood1=mood}, {mood2=mood} \
-            {elder=trade} in {a =look@thing} {=wrap}.
+            {elder} in {a =look@thing} {=wrap}.
         One {=weather} {=day}, {hero}, {a mood1=mood}, {mood2=mood} {hero.child}, and {friend}, {a mood3=mood}, {mood4=mood} {friend.child}, met \
-            {a =mood} {elder=trade} {place=place.where}.
-        It was {a =weather} {=day}, and {hero} walked {=manner} to the {place=place} with {friend} to help {a mood1=mood}, {mood2=mood} {elder=trade} \
-            with {=number} {=look@thing} {=goods}.
+            {a =mood} {elder} {place=place.where}.
+        It was {a =weather} {=day}, and {hero} walked {=manner} to the {place=place} with {friend} to help {a mood1=mood}, {mood2=mood} {elder} with \
+            {=number} {=look@thing} {=goods}.
         """),
     "scenery": lines("""
         On the way they had seen {a mood1=mood}, {mood2=mood} {=animal}, {=number} {=seen} {=flock} and {a =look@thing} {=gift}.
@@ -128,10 +128,9 @@ LEVEL_2 = {
     "tale2@broken": _REPAIR,
     "tale2@cracked": _REPAIR,
     "supply": lines("""
-        The {elder} was putting {=hue} {stuff=stuff@plot.tale} and {=number} {=look@thing} {=fixing} into {a tint=look@thing} {box=box} \
+        The {elder} was putting {=hue} {stuff=stuff@plot.tale} and {=number} {=look@thing} {=fixing} into {a =look@thing} {box=box} \
             {spot1=spot@place.kind}. "One day you may need it," {elder.he} said {=tone}.
-        "If anything goes wrong," said the {elder} {=tone}, "there is {stuff=stuff@plot.tale} in the {tint=look@thing} {box=box} \
-            {spot1=spot@place.kind}."
+        "If anything goes wrong," said the {elder} {=tone}, "there is {stuff=stuff@plot.tale} in {a =look@thing} {box=box} {spot1=spot@place.kind}."
         """),
     "borrowed": lines("""
         That {=day} they borrowed {a =rough}, {=hue} {thing} from {a mood1=mood}, {mood2=mood} {owner=trade}.
@@ -139,23 +138,22 @@ LEVEL_2 = {
         """),
     "helpless": lines("""
         "{=trouble}," {=sobbed} {friend}, and {friend.he} felt {=sad}. "What can we do?" // "We can mend it," said {hero} {=tone}. "There is {stuff} \
-            in the {tint} {box} {spot1}."
+            in the {box} {spot1}."
         {friend} felt {=sad}. "{=trouble}," {friend.he} {=sobbed}. "Shall we ask {a mood1=mood}, {mood2=mood} {other=trade}?" // "No," said {hero} \
-            {=tone}. "Think of the {tint} {box} {spot1}. There is {stuff} in it."
+            {=tone}. "Think of the {box} {spot1}. There is {stuff} in it."
         """),
     "repair": lines("""
-        They found the {tint} {box}, and {hero} {=manner} mended the {thing} with the {stuff}, while {friend} put {a =hue} {=shape} and {=number} \
-            {=hue} stripes on it.
-        So {friend} fetched the {stuff} from the {tint} {box}, and they worked on {a =rough} {=board} until {=weekday}. Then the {thing} was as good \
-            as new, with {a =hue} {=shape} on it.
+        They found the {box}, and {hero} {=manner} mended the {thing} with the {stuff}, while {friend} put {a =hue} {=shape} and {=number} {=hue} \
+            stripes on it.
+        So {friend} fetched the {stuff} from the {box}, and they worked on {a =rough} {=board} until {=weekday}. Then the {thing} was as good as new, \
+            with {a =hue} {=shape} on it.
         """),
 
     # what an animal loves is what the elder said
     "tale2@frightened": ["{=taste} {=hiding} // {=how} // {=lure}"],
     "taste": lines("""
-        "All {thing.many} love {food=food@thing.diet}," said the {elder} {=tone}. "I keep some in the {tint=look@thing} {box=box} \
-            {spot1=spot@place.kind}."
-        The {elder} told them {=tone} that {thing.many} love {food=food@thing.diet}, and that {elder.he} kept some in {a tint=look@thing} {box=box} \
+        "All {thing.many} love {food=food@thing.diet}," said the {elder} {=tone}. "I keep some in {a =look@thing} {box=box} {spot1=spot@place.kind}."
+        The {elder} told them {=tone} that {thing.many} love {food=food@thing.diet}, and that {elder.he} kept some in {a =look@thing} {box=box} \
             {spot1=spot@place.kind}.
         """),
     "hiding": lines("""
@@ -163,24 +161,24 @@ LEVEL_2 = {
         Then they heard {a =mood}, {=look@pet} {thing} {spot2=spot@place.kind}. It {thing.cried} {=sadly} and hid from the {=strong} {=storm}.
         """),
     "how": lines("""
-        "{=trouble}," said {friend} {=tone}. "How can we help it?" // "{^thing.many} love {food}," said {hero} {=tone}. "Let us look in the {tint} \
-            {box} {spot1}."
-        {friend} {=manner} gave it {a =vessel} of {=drink}, but it did not move. // "It wants {food}," said {hero} {=tone}. "Look in the {tint} {box} \
+        "{=trouble}," said {friend} {=tone}. "How can we help it?" // "{^thing.many} love {food}," said {hero} {=tone}. "Let us look in the {box} \
+            {spot1}."
+        {friend} {=manner} gave it {a =vessel} of {=drink}, but it did not move. // "It wants {food}," said {hero} {=tone}. "Look in the {box} \
             {spot1}."
         """),
     "lure": lines("""
-        So {friend} brought some {food} from the {tint} {box}, and {hero} put it {=manner} on {a =rough} stone. The {thing} came out, {thing.cried} \
-            {=gladly} and {=follow}.
-        They took the {food} out of the {tint} {box} and called {=manner}. At last the {thing} came out, took {=number} bites and {=follow}.
+        So {friend} brought some {food} from the {box}, and {hero} put it {=manner} on {a =rough} stone. The {thing} came out, {thing.cried} {=gladly} \
+            and {=follow}.
+        They took the {food} out of the {box} and called {=manner}. At last the {thing} came out, took {=number} bites and {=follow}.
         """),
 
     # a thing is promised for another that is lost
     "tool": words("hammer, saw, spade, broom, axe, shovel, kettle, pipe, hat, fork, whistle, pan"),
     "tale2@promised": ["{=promise} {=hunt} // {=luck} // {=reward}"],
     "promise": lines("""
-        "I lost my {tint=look@thing} {tool=tool} in the {storm=storm}," said the {elder} {=tone}. "Bring it back, and I will give you {a =rough}, \
+        "I lost my {=look@thing} {tool=tool} in the {storm=storm}," said the {elder} {=tone}. "Bring it back, and I will give you {a =rough}, \
             {=look@thing} {thing}."
-        The {elder}'s {tint=look@thing} {tool=tool} had been lost in the {=strong} {storm=storm}. "I will give {a =look@thing} {thing} to the one who \
+        The {elder}'s {=look@thing} {tool=tool} had been lost in the {=strong} {storm=storm}. "I will give {a =look@thing} {thing} to the one who \
             finds it," {elder.he} said {=tone}.
         """),
     "hunt": lines("""
@@ -189,15 +187,15 @@ LEVEL_2 = {
             {=look@thing} {=goods}.
         """),
     "luck": lines("""
-        After {=number} {=lengthy} {=period} {friend} stopped to {=watch} the {=seen} {=flock} and saw the {tint} {tool} {spot3=spot@place.kind}. "Let \
-            us {=use}," {friend.he} said {=tone}. // "No," said {hero} {=tone}. "The {elder} lost it in the {storm}. Remember the {thing}!"
-        But on {=weekday} {friend} fell over {a =rough} {=barrier}, and there lay the {tint} {tool}. "Shall we {=use}?" {friend.he} said {=tone}. // \
-            "No," said {hero} {=tone}. "It belongs to the {elder}, who lost it in the {storm}. Think of the {thing}!"
+        After {=number} {=lengthy} {=period} {friend} stopped to {=watch} the {=seen} {=flock} and saw the {tool} {spot3=spot@place.kind}. "Let us \
+            {=use}," {friend.he} said {=tone}. // "No," said {hero} {=tone}. "The {elder} lost it in the {storm}. Remember the {thing}!"
+        But on {=weekday} {friend} fell over {a =rough} {=barrier}, and there lay the {tool}. "Shall we {=use}?" {friend.he} said {=tone}. // "No," \
+            said {hero} {=tone}. "It belongs to the {elder}, who lost it in the {storm}. Think of the {thing}!"
         """),
     "use": words("keep it, sell it, hide it, wash it, paint it, throw it away"),
     "reward": lines("""
         They {=manner} took the {tool} to the {elder} and got the {thing}, which had {=number} {=hue} stripes and {a =hue} {=shape} on it.
-        So they brought the {tint} {tool} back in {a =look@thing} {=box}, and the {elder} {=manner} gave them the {thing}.
+        So they brought the {tool} back in {a =look@thing} {=box}, and the {elder} {=manner} gave them the {thing}.
         """),
 
     # a beast does what the elder said, if it is asked as the elder said

@@ -1,0 +1,526 @@
+"""lmp_plotstats: what it reads, the arithmetic on curves, what its pictures say, and what it answers."""
+import itertools
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmplay.errors import UserError
+from lmplay.stats.__main__ import main
+from lmplay.stats.plot import compact, draw_curve, draw_differences, draw_together, save
+from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
+
+STAGES = [("short", 2000, 75), ("long", 2000, 130)]
+NUMBERS = st.floats(-1e3, 1e3) | st.just(math.nan)
+
+
+def make_run(folder, model="tiny", experiment="gpt2ish_tiny", stages=STAGES, rows=80, stop=None, floor=None, resumes=(), level=2.0, rate=1000.0):
+    """Write the four kinds of files of a run; `stages` are (name, samples, tokens a sample), `stop` is the sample it has got to."""
+    total = sum(samples for _, samples, _ in stages)
+    stop = total if stop is None else stop
+    places, reached, tokens = [], 0, 0
+    for name, samples, length in stages:
+        end = min(reached + samples, stop)
+        if end > reached or not places:
+            places.append({"name": name, "from_samples": reached, "to_samples": end, "from_tokens": tokens, "to_tokens": tokens + (end - reached) * length,
+                           "done": end == reached + samples, "floor_nats_per_token": floor, "floor_bits_per_byte": None})
+        reached, tokens = end, places[-1]["to_tokens"]
+    corners = ([0, *(place["to_samples"] for place in places)], [0, *(place["to_tokens"] for place in places)])
+    train = [row for row in np.linspace(total / rows, total, rows) if row <= stop] if rows else []
+    for kind, samples in (("train", train), ("validate", train[3::4])):
+        for stage in [None, *(place["name"] for place in places)]:
+            mine = [place for place in places if stage in (None, place["name"])]
+            within = [row for row in samples if mine[0]["from_samples"] < row <= mine[-1]["to_samples"]]
+            write_curve(folder, kind, model, experiment, stage, mine, within, np.interp(within, *corners).tolist(), resumes, level, rate, floor)
+
+
+def write_curve(folder, kind, model, experiment, stage, stages, samples, tokens, resumes, level, rate, floor):
+    """Write one file: a loss that falls from 10 to `level`."""
+    noise = np.random.default_rng(len(samples)).normal(0, 0.05, len(samples))
+    loss = (level + (10 - level) * np.exp(-np.array(samples) / 300) + noise).tolist()
+    columns = {"step": list(range(len(samples))), "samples": samples, "tokens": tokens, "loss": loss, "accuracy": [0.5 - value / 30 for value in loss],
+               "lr": [0.001] * len(samples), "something_new": ["?"] * len(samples)}
+    if kind == "validate":
+        columns |= {"perplexity": np.exp(loss).tolist(), "bits_per_byte": [value / 2 for value in loss], "floor": [floor and floor + 0.01] * len(samples)}
+    clock = {"seconds": [place / rate for place in tokens], "tokens_per_second": [rate] * len(samples),
+             "resumes": [{"samples": place, "tokens": place * 75, "seconds": place * 75 / rate} for place in resumes],
+             "stages": [{"from_seconds": place["from_tokens"] / rate, "to_seconds": place["to_tokens"] / rate} for place in stages]}
+    name = f"{model}_{kind}_stats.json" if stage is None else f"{model}_step_{stage}_{kind}_stats.json"
+    content = {"format": 1, "kind": kind, "model": model, "experiment": experiment, "stage": stage, "totals": {}, "stages": stages, "columns": columns,
+               "clock": clock}
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def edit(path, change):
+    """Change the content of a file in place."""
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def plot(capsys, folder, *arguments):
+    """Run the door in this process; gives exit code, output and complaints."""
+    code = main(["--out-dir", str(folder), *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def picture_size(path):
+    """Check that a file is a PNG, and give its width and height."""
+    head = path.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", head[16:])
+
+
+def pictures(folder):
+    return {path.name for path in folder.glob("*.png")}
+
+
+def curves_of(folder, kind="train"):
+    curves, faults = read_folder(folder)
+    assert not faults
+    return [curve for curve in curves if curve.kind == kind and curve.stage is None]
+
+
+def words_in(figure):
+    """Collect everything that is written in a figure."""
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+# Arithmetic
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 60), st.integers(0, 40), st.lists(st.integers(0, 60), max_size=3))
+def test_the_mean_of_a_constant_is_the_constant(value, rows, half, borders):
+    values = np.full(rows, value)
+    assert smooth(values, 2 * half + 1, sorted(min(border, rows) for border in borders)) == pytest.approx(values, rel=1e-12)
+
+
+@given(st.lists(NUMBERS, max_size=50), st.integers(1, 20), st.lists(st.integers(0, 50), max_size=3))
+def test_the_mean_is_over_the_known_values_within_the_window_and_the_part(values, half, borders):
+    borders = sorted(min(border, len(values)) for border in borders)
+    expected = []
+    for index in range(len(values)):
+        begin = max([0, index - half, *(border for border in borders if border <= index)])
+        end = min([len(values), index + half + 1, *(border for border in borders if border > index)])
+        known = [value for value in values[begin:end] if not math.isnan(value)]
+        expected.append(sum(known) / len(known) if known else math.nan)
+    assert smooth(np.array(values), 2 * half + 1, borders) == pytest.approx(np.array(expected), nan_ok=True, abs=1e-9)
+
+
+def test_a_huge_loss_is_forgotten_behind_its_window():
+    values = np.full(1000, 3.0)
+    values[100] = 1e30
+    assert smooth(values, 21)[111:] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("smoothing", "rows", "window"), [
+    (0, 500, 1), (1, 500, 1), (7, 500, 7), (8, 500, 9), (0.1, 500, 51), (0.5, 3, 1), (1e9, 10, 21), (None, 19, 1), (None, 20, 5),
+    (None, 1000, 21), (None, 0, 1),
+])
+def test_windows(smoothing, rows, window):
+    assert window_of(smoothing, rows) == window
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(-50, 50)), max_size=40))
+def test_a_run_minus_itself_is_zero(points):
+    x, y = np.array(sorted(points), dtype=float).reshape(-1, 2).T
+    places, values = difference(x, y, x, y)
+    assert places.tolist() == sorted(set(x))
+    assert values == pytest.approx(0.0)
+
+
+def test_a_difference_is_taken_where_both_are_known_and_interpolates():
+    random = np.random.default_rng(0)
+    x, x_reference = np.sort(random.uniform(0, 10, 50)), np.sort(random.uniform(2, 8, 20))
+    y, y_reference = random.normal(size=50), random.normal(size=20)
+    places, values = difference(x, y, x_reference, y_reference)
+    inside = (x >= x_reference.min()) & (x <= x_reference.max())
+    assert places.tolist() == x[inside].tolist()
+    assert 0 < len(places) < 50
+    assert values == pytest.approx(y[inside] - np.interp(x[inside], x_reference, y_reference))
+    assert difference(x, y, x[:0], y[:0])[0].size == 0
+
+
+@given(st.lists(st.floats(-1e3, 1e3), max_size=300), st.integers(2, 40))
+def test_thinning_keeps_the_ends_and_the_peaks(values, most):
+    array = np.array(values)
+    kept = thin(array, most)
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    if values:
+        assert {0, len(values) - 1} <= set(kept.tolist())
+        assert (array[kept].min(), array[kept].max()) == (array.min(), array.max())
+    assert len(kept) <= max(most, 2 * most + 2 * -(-len(values) // (most // 2)))
+
+
+def test_a_million_points_become_few():
+    assert 1000 < len(thin(np.random.default_rng(0).normal(size=1_000_000), 2000)) < 3000
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (2000, "2k"), (1_500_000, "1.5M"), (3e9, "3B"), (2.5e12, "2.5T"), (-4000, "-4k")])
+def test_counts_are_written_shortly(value, text):
+    assert compact(value) == text
+
+
+# Reading
+
+
+def test_a_file_is_what_it_says_and_not_what_it_is_called(tmp_path):
+    make_run(tmp_path, model="a_step_b", stages=[("c_step_d", 100, 10)], rows=4)
+    (tmp_path / "a_step_b_train_stats.json").rename(tmp_path / "x_step_y_train_stats.json")
+    curves, faults = read_folder(tmp_path)
+    assert [(curve.model, curve.kind, curve.stage) for curve in curves] == [
+        ("a_step_b", kind, stage) for kind in ("train", "validate") for stage in (None, "c_step_d")]
+    assert not faults
+    assert curves[0].path.name == "x_step_y_train_stats.json"
+
+
+def test_null_is_unknown_and_missing_columns_are_too(tmp_path):
+    make_run(tmp_path, rows=4)
+    path = tmp_path / "tiny_train_stats.json"
+    edit(path, lambda content: (content["columns"].update(loss=[3.0, None, 2.0, None]), content["columns"].pop("accuracy")))
+    curve = read_curve(path)
+    assert curve.columns["loss"] == pytest.approx([3.0, math.nan, 2.0, math.nan], nan_ok=True)
+    assert curve.points("samples", "loss")[0].tolist() == [1000.0, 3000.0]
+    assert (curve.last("loss"), curve.lowest("loss")) == (2.0, 2.0)
+    assert math.isnan(curve.last("accuracy"))
+    assert math.isnan(curve.lowest("accuracy"))
+
+
+def test_the_smoothed_curve_keeps_the_jump_between_stages(tmp_path):
+    make_run(tmp_path, rows=40)
+    path = tmp_path / "tiny_train_stats.json"
+    edit(path, lambda content: content["columns"].update(loss=[1.0] * 20 + [5.0] * 20))
+    for x_name in ("samples", "tokens", "seconds"):
+        assert read_curve(path).smoothed(x_name, "loss", 9)[1].tolist() == [1.0] * 20 + [5.0] * 20
+
+
+def test_steps_within_a_long_sample_belong_to_the_stage_of_their_tokens(tmp_path):
+    make_run(tmp_path, rows=40)
+    path = tmp_path / "tiny_train_stats.json"
+
+    def change(content):  # the first steps of the second stage end no sample
+        content["columns"]["samples"][20:24] = [2000] * 4
+        content["columns"]["loss"] = [1.0] * 20 + [5.0] * 20
+
+    edit(path, change)
+    assert read_curve(path).smoothed("samples", "loss", 9)[1].tolist() == [1.0] * 20 + [5.0] * 20
+
+
+DAMAGE = {
+    "cut off": lambda text: text[: len(text) // 2],
+    "a list": lambda text: "[1, 2]",
+    "no text": lambda text: "",
+    "another format": lambda text: text.replace('"format": 1', '"format": 2'),
+    "another kind": lambda text: text.replace('"kind": "train"', '"kind": "test"'),
+    "no model": lambda text: text.replace('"model"', '"mode"'),
+    "no loss": lambda text: text.replace('"loss"', '"los"'),
+    "a shorter column": lambda text: text.replace('"accuracy": [', '"accuracy": [0.1, '),
+    "text for numbers": lambda text: text.replace('"loss": [', '"loss": ["high", '),
+    "columns that are no lists": lambda text: text.replace('"samples": [', '"samples": 7, "x": ['),
+    "no clock": lambda text: text.replace('"clock": {', '"clock": null, "x": {'),
+    "deep": lambda text: "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys, damage):
+    make_run(tmp_path, rows=4, stages=[("only", 100, 10)])
+    for path in tmp_path.glob("*_step_*"):
+        path.unlink()
+    path = tmp_path / "tiny_train_stats.json"
+    path.write_text(damage(path.read_text()))
+    code, _, complaints = plot(capsys, tmp_path, "--x", "samples")
+    assert code == 2
+    assert len(complaints.splitlines()) == 1
+    assert str(path) in complaints
+    assert pictures(tmp_path) == {"tiny_validate_stats.png"}
+
+
+def test_two_files_of_the_same_curve_are_both_named(tmp_path, capsys):
+    make_run(tmp_path, rows=4, stages=[("only", 100, 10)])
+    (tmp_path / "z_copy_train_stats.json").write_text((tmp_path / "tiny_train_stats.json").read_text())
+    code, _, complaints = plot(capsys, tmp_path, "--x", "samples")
+    assert code == 2
+    assert "z_copy_train_stats.json" in complaints
+    assert "tiny_train_stats.json" in complaints
+    assert "tiny_train_stats.png" in pictures(tmp_path)
+
+
+def test_it_reads_what_the_trainer_writes(tmp_path):
+    from lmplay.stats.modelstats import ModelStats, write_stats
+
+    stats = ModelStats()
+    for step in range(1, 4):
+        place = {"step": step, "samples": 10 * step, "tokens": 100 * step, "seconds": 0.5 * step, "lr": 0.1}
+        stats.add_train(place, {"steps": 1, "loss_sum": 300.0 / step, "n_tokens": 100, "step_seconds": 0.5})
+    stats.add_validation(place, {"loss_sum": 90.0, "n_tokens": 100, "nats_sum": 50.0, "nats_tokens": 100, "n_bytes": 200, "words_right": 1, "words": 4})
+    stage = {"name": "only", "done": False, "from_samples": 0, "to_samples": 30, "from_tokens": 0, "to_tokens": 300, "from_seconds": 0.0, "to_seconds": 1.5,
+             "floor_nats_per_token": 0.4, "floor_bits_per_byte": None}
+    write_stats(tmp_path, "model", "experiment", None, stats, [stage], [{"samples": 20, "tokens": 200, "seconds": 1.0}])
+    (train, validation), faults = read_folder(tmp_path)
+    assert not faults
+    assert train.columns["loss"] == pytest.approx([3.0, 1.5, 1.0])
+    assert train.columns["seconds"].tolist() == [0.5, 1.0, 1.5]
+    assert train.running
+    assert train.resumes["tokens"].tolist() == [200.0]
+    assert validation.last("accuracy") == 0.25
+    assert "floor 0.5" in words_in(draw_curve(validation, None, ["samples"], None))  # of the rows validated, before that of the stage
+
+
+# Pictures
+
+
+def test_a_picture_says_what_it_shows(tmp_path):
+    make_run(tmp_path, floor=1.02, resumes=(1000,))
+    train, validation = curves_of(tmp_path) + curves_of(tmp_path, "validate")
+    figure = draw_curve(train, validation, ["samples", "tokens", "seconds"], None)
+    words = words_in(figure)
+    assert "tiny\nexperiment gpt2ish_tiny · training" in words
+    for label in ("samples", "tokens", "training time (minutes)", "word accuracy", "training", "validation", "pale: before smoothing", "resumed"):
+        assert words.count(label) == 1, label
+    assert any(word.startswith("loss (nats per token)") for word in words)
+    assert words.count("short") == words.count("long") == 3
+    assert words.count("floor 1.02") == 3  # once for both stages
+    assert len(figure.axes) == 6
+
+
+def test_a_far_floor_does_not_flatten_the_curve(tmp_path):
+    make_run(tmp_path, floor=0.01)
+    figure = draw_curve(curves_of(tmp_path)[0], None, ["samples"], None)
+    assert "floor 0.01 ↓" in words_in(figure)
+    assert figure.axes[0].get_ylim()[0] > 0.5
+
+
+def test_a_running_run_and_a_stage_say_so(tmp_path):
+    make_run(tmp_path, stop=3000)
+    curves, _ = read_folder(tmp_path)
+    figures = {curve.stage: words_in(draw_curve(curve, None, ["samples"], None)) for curve in curves if curve.kind == "train"}
+    assert "tiny\nexperiment gpt2ish_tiny · training · not finished" in figures[None]
+    assert "tiny\nexperiment gpt2ish_tiny · training · stage long · not finished" in figures["long"]
+    assert "tiny\nexperiment gpt2ish_tiny · training · stage short" in figures["short"]
+
+
+def test_the_first_losses_and_a_rare_spike_do_not_rule_the_axis(tmp_path):
+    make_run(tmp_path, rows=400)
+    edit(tmp_path / "tiny_train_stats.json", lambda content: content["columns"]["loss"].__setitem__(300, 1e6))
+    low, high = draw_curve(curves_of(tmp_path)[0], None, ["samples"], None).axes[0].get_ylim()
+    assert 1.0 < low < 2.0
+    assert 3.0 < high < 10.0
+
+
+@pytest.mark.parametrize("stages", [2, 12, 60])
+def test_no_written_words_overlap(tmp_path, stages):
+    make_run(tmp_path, stages=[(f"stage_number_{index}" + "_with_a_long_name" * (index % 2), 1000 + 300 * (index % 4), 50 + index) for index in range(stages)],
+             rows=200, floor=1.0)
+    path = tmp_path / "tiny_train_stats.json"
+
+    def change(content):
+        for index, stage in enumerate(content["stages"]):
+            stage["floor_nats_per_token"] = 1 + index / 100
+
+    edit(path, change)
+    figure = draw_curve(read_curve(path), None, ["samples", "tokens", "seconds"], None)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        for is_name in (True, False):
+            boxes = [text.get_window_extent() for text in axes.texts if text.get_text().startswith("stage") == is_name]
+            assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    names = [text for text in figure.axes[0].texts if text.get_text().startswith("stage")]
+    assert len(names) == stages if stages <= 12 else len(names) >= 20
+    title = figure.get_suptitle()
+    top = next(text for text in figure.texts if text.get_text() == title).get_window_extent()
+    assert not any(text.get_window_extent().overlaps(top) for text in names)
+
+
+def test_the_legend_is_outside_and_inside_the_picture(tmp_path):
+    for index in range(9):
+        make_run(tmp_path, model=f"a_model_with_a_long_name_{index}", experiment=f"experiment_{index % 2}", rows=10)
+    for x_names in (["samples"], ["samples", "tokens", "seconds"]):
+        figure = draw_together(curves_of(tmp_path), x_names, None)
+        figure.draw_without_rendering()
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert not any(box.overlaps(axes.get_tightbbox()) for axes in figure.axes)
+        assert len(figure.legends[0].texts) == 9
+
+
+def test_names_are_no_formulas(tmp_path):
+    make_run(tmp_path, model="_a $x^2$ {b", experiment=r"$\broken$", stages=[("$y$", 100, 10), ("z", 100, 10)], rows=30)
+    make_run(tmp_path, model="other", rows=30)
+    curves = curves_of(tmp_path)
+    for index, figure in enumerate([draw_curve(curves[0], None, ["samples"], None), draw_together(curves, ["samples"], None),
+                                    draw_differences(curves, ["samples"], None)]):
+        save(figure, tmp_path / f"{index}.png")
+        assert picture_size(tmp_path / f"{index}.png")
+
+
+def test_stages_are_shaded_for_all_together_only_where_they_are_the_same(tmp_path):
+    make_run(tmp_path, model="whole")
+    make_run(tmp_path, model="shorter", stop=3000, rate=500.0)
+    figure = draw_together(curves_of(tmp_path), ["samples", "seconds"], None)
+    names = [[text.get_text() for text in axes.texts] for axes in figure.axes[:2]]
+    assert names == [["short", "long"], []]
+
+
+def test_differences_are_to_the_longest_run_on_each_axis(tmp_path):
+    make_run(tmp_path, model="many_samples", level=2.0, rate=10_000.0)
+    make_run(tmp_path, model="much_time", stop=3000, level=2.5, rate=100.0)
+    make_run(tmp_path, model="third", stop=2500, level=3.0)
+    figure = draw_differences(curves_of(tmp_path), ["samples", "seconds"], 0)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["below zero = better than many_samples", "below zero = better than much_time",
+                      "above zero = better than many_samples", "above zero = better than much_time"]
+    ends = [line.get_ydata()[-1] for line in figure.axes[0].lines[1:]]
+    assert ends == pytest.approx([0.0, 0.5, 1.0], abs=0.3)
+    assert figure.axes[0].lines[0].get_ydata() == pytest.approx([0.0, 0.0])  # the zero line
+
+
+def test_the_raw_curve_is_behind_the_smoothed_one_and_zero_turns_smoothing_off(tmp_path):
+    make_run(tmp_path)
+    curve = curves_of(tmp_path)[0]
+    raw, front = [line for line in draw_curve(curve, None, ["samples"], 9).axes[0].lines if len(line.get_xdata()) == 80]
+    assert raw.get_zorder() < front.get_zorder()
+    assert raw.get_ydata().tolist() == curve.columns["loss"].tolist()
+    assert front.get_ydata() == pytest.approx(curve.smoothed("samples", "loss", 9)[1])
+    assert np.abs(np.diff(front.get_ydata())).sum() < np.abs(np.diff(raw.get_ydata())).sum()
+    only = [line for line in draw_curve(curve, None, ["samples"], 0).axes[0].lines if len(line.get_xdata()) == 80]
+    assert [line.get_ydata().tolist() for line in only] == [curve.columns["loss"].tolist()]
+
+
+# The door
+
+
+def test_one_run(tmp_path, capsys):
+    make_run(tmp_path, floor=1.02, resumes=(1000, 3000))
+    code, output, complaints = plot(capsys, tmp_path)
+    assert (code, complaints) == (0, "")
+    expected = {path.with_suffix(".png").name for path in tmp_path.glob("*.json")}
+    assert len(expected) == 6
+    assert pictures(tmp_path) == expected
+    for name in expected:
+        width, height = picture_size(tmp_path / name)
+        assert 1000 < width < 3000
+        assert 500 < height < 2000
+        assert str(tmp_path / name) in output.splitlines()
+    assert "no all_train.png, no all_train_diff.png: they compare models, and only tiny has train statistics" in output
+    validation = read_curve(tmp_path / "tiny_validate_stats.json")
+    table = [line.split() for line in output.splitlines()[-2:]]
+    assert table[0] == ["model", "experiment", "samples", "tokens", "time", "train", "loss", "validation", "best", "bits/byte"]
+    loss = read_curve(tmp_path / "tiny_train_stats.json").columns["loss"][-1]
+    assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}",
+                        f"{validation.columns['loss'].min():.4f}", f"{validation.columns['loss'][-1] / 2:.4f}"]
+    assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".png")]
+
+
+def test_three_runs_and_a_choice_of_them(tmp_path, capsys):
+    for index, model in enumerate(["one", "two", "three"]):
+        make_run(tmp_path, model=model, stop=2000 + 700 * index, rows=30, stages=[("only", 4000, 10)])
+    code, output, _ = plot(capsys, tmp_path, "--x", "tokens")
+    assert code == 0
+    together = {"all_train.png", "all_train_diff.png", "all_validate.png", "all_validate_diff.png"}
+    assert pictures(tmp_path) == {path.with_suffix(".png").name for path in tmp_path.glob("*.json")} | together
+    assert [line.split()[0] for line in output.splitlines()[-3:]] == ["one", "three", "two"]
+    for path in tmp_path.glob("*.png"):
+        path.unlink()
+    code, output, _ = plot(capsys, tmp_path, "--x", "samples", "tokens", "--models", "one", "two", "--smooth", "0.2")
+    assert code == 0
+    assert together < pictures(tmp_path)
+    assert not any(name.startswith("three") for name in pictures(tmp_path))
+    assert "three" not in output
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_hardly_anything_recorded(tmp_path, capsys, rows):
+    for model in ("a", "b"):
+        make_run(tmp_path, model=model, rows=40, stop=100 * rows, stages=[("only", 4000, 10)], resumes=(100,), floor=1.0)
+    code, output, complaints = plot(capsys, tmp_path)
+    assert (code, complaints) == (0, "")
+    assert len(pictures(tmp_path)) == 12
+    if not rows:
+        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 7]
+        assert "nothing recorded yet" in words_in(draw_curve(curves_of(tmp_path)[0], None, ["tokens"], None))
+
+
+def test_no_stage_begun(tmp_path, capsys):
+    make_run(tmp_path, rows=0)
+    for path in tmp_path.glob("*.json"):
+        edit(path, lambda content: (content.update(stages=[]), content["clock"].update(stages=[])))
+    assert plot(capsys, tmp_path, "--x", "seconds")[0] == 0
+
+
+def test_accuracy_that_was_never_measured_has_no_panel(tmp_path):
+    make_run(tmp_path)
+    path = tmp_path / "tiny_train_stats.json"
+    edit(path, lambda content: content["columns"].update(accuracy=[None] * 80))
+    assert len(draw_curve(read_curve(path), None, ["samples", "tokens"], None).axes) == 2
+
+
+def test_refusals(tmp_path, capsys):
+    assert plot(capsys, tmp_path / "nowhere")[::2] == (
+        2, f"lmp_plotstats: --out-dir {tmp_path / 'nowhere'}: no such folder; give the one that lmp_trainer writes its *_stats.json files into.\n")
+    code, _, complaints = plot(capsys, tmp_path)
+    assert code == 2
+    assert "no statistics" in complaints
+    make_run(tmp_path, model="gpt2ish_tiny_model", rows=4)
+    code, _, complaints = plot(capsys, tmp_path, "--models", "gpt2ish_tiny_modle", "gpt2ish_tiny_model", "zzz")
+    assert code == 2
+    first, second = complaints.splitlines()
+    assert "gpt2ish_tiny_modle" in first
+    assert "Did you mean 'gpt2ish_tiny_model'?" in first
+    assert "zzz" in second
+    assert pictures(tmp_path) == set()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--smooth", "-1"], "--smooth: '-1'"), (["--smooth", "nan"], "'nan'"), (["--smooth", "much"], "'much'"), (["--x", "steps"], "'steps'"),
+    (["--watc"], "--watc"),
+])
+def test_wrong_flags_are_refused_in_one_line(tmp_path, capsys, arguments, words):
+    code, _, complaints = plot(capsys, tmp_path, *arguments)
+    assert code == 2
+    assert words in complaints
+    assert len(complaints.splitlines()) == 1
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path, capsys):
+    make_run(tmp_path, rows=4)
+    (tmp_path / "tiny_train_stats.png").mkdir()
+    code, _, complaints = plot(capsys, tmp_path, "--x", "samples")
+    assert code == 2
+    assert str(tmp_path / "tiny_train_stats.png") in complaints
+    with pytest.raises(UserError):
+        save(draw_curve(curves_of(tmp_path)[0], None, ["samples"], None), tmp_path / "nowhere" / "x.png")
+
+
+def test_it_is_quick_to_answer_and_needs_no_display_and_no_torch(tmp_path):
+    """In a process of its own: where nothing has been imported, there is no display, and the folder is the usual one."""
+    (tmp_path / "out_gpt").mkdir()
+    make_run(tmp_path / "out_gpt", rows=4)
+    program = """import sys
+from lmplay.stats.__main__ import main
+try:
+    main(["--help"])
+except SystemExit:
+    assert not {"numpy", "matplotlib", "torch"} & set(sys.modules)
+assert main(["--x", "samples"]) == 0
+assert main(["--out_dir=out_gpt", "--x", "samples"]) == 0
+assert not {"matplotlib.pyplot", "torch"} & set(sys.modules)
+"""
+    environment = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "MPLBACKEND", "LMP_DATASETS")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(pictures(tmp_path / "out_gpt")) == 6
