@@ -75,18 +75,19 @@ class StageData:
             raise UserError(*(f"stage '{self._stage.name}': {fault}" for fault in error.faults)) from None
 
     def validation_samples(self) -> SampleStream | None:
-        """Give the validation samples, round and round without end; None where there are none."""
-        chosen: list[tuple[Reader, Reading]] = []
+        """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
+        chosen: list[tuple[Reader, Reading, float | None]] = []
         for number, (source, own) in enumerate(zip(self.sources, self._validation, strict=True)):
             if own is None and not self.held_out:
                 continue
             order = self._order(number, held_out=0.0 if own else self.held_out, validation=own is None)
             reader = open_reader(own or source, order if own is None else Order(shuffle=False))
             if reader.rows_per_epoch != 0:
-                chosen.append((reader, self._validation_readings[number]))
+                chosen.append((reader, self._validation_readings[number], self._stage.dataset[number].weight))
         if not chosen:
             return None
-        return SampleStream(Mix([reader for reader, _ in chosen]), [reading for _, reading in chosen], Length())
+        readers, readings, weights = zip(*chosen, strict=True)
+        return SampleStream(Mix(readers, None if None in weights else weights), readings, Length())
 
     def fingerprints(self) -> list[dict[str, Any]]:
         """Say what the sources are, so that a resume can tell whether they have changed."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .runs import Curve
 
 DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
-together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest. Then list the models."""
+together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest. Then list the models.
+A damaged file is named, the others are drawn, and the exit code is 2."""
 X_CHOICES = ("samples", "tokens", "seconds")
 HEADINGS = ("model", "experiment", "samples", "tokens", "time", "train loss", "validation", "best", "bits/byte")
 

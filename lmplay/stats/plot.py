@@ -337,7 +337,8 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[_Panel]) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     else:
-        short = max(0.0, (0.05 * abs(high) if loss else 0.05) - (high - low)) or 1e-9  # a narrower range would show noise alone
+        least = (0.05 * high if loss and not difference else 0.02) or 1.0  # a narrower range would show rounding alone
+        short = max(0.0, least - (high - low))
         low, high = low - short / 2 - foot * max(short, high - low), high + short / 2 + 0.04 * (high - low)
     if not loss:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
