@@ -87,6 +87,18 @@ def test_all_faults_of_a_settings_file_at_once(capsys, tmp_path):
     assert "whole number" in lines[3]
 
 
+def test_what_is_typed_wins_over_a_settings_file(capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("dataset: nowhere.jsonl\nlr: 2020-01-01\nbatch_size: .inf\n")
+    _, _, err = run(capsys, "--use-config", path)
+    assert "'lr'" in err
+    assert "'batch_size'" in err
+    path.write_text("dataset: nowhere.jsonl\n")
+    assert run(capsys, "--use-config", path, "--training-plan", "list")[0] == 0
+    path.write_text("dataset: nowhere.jsonl\ntraining_plan: quickstart\n")
+    assert "both dataset and training_plan" in run(capsys, "--use-config", path)[2]
+
+
 @pytest.fixture
 def files(tmp_path):
     write_rows(tmp_path / "good.jsonl", [{"text": sentences(3)} for _ in range(20)])
@@ -111,7 +123,7 @@ def files(tmp_path):
     (["--dataset", "empty.jsonl"], [["empty.jsonl", "empty"]]),
     (["--dataset", "labels.jsonl"], [["labels.jsonl", "no text column", "label, words", '"columns"']]),
     (["--dataset", "good.jsonl", "--embed-dim", "100", "--num-heads", "12"], [["embed-dim 100", "num-heads 12"]]),
-    (["--dataset", "good.jsonl", "--device", "cuda"], [["--device cuda", "cpu"]]),
+    (["--dataset", "good.jsonl", "--device", "cuda:99"], [["--device cuda:99", "cpu"]]),
     (["--dataset", "good.jsonl", "--device", "abacus"], [["--device abacus", "cpu"]]),
     (["--dataset", "good.jsonl", "--mini-batch-size", "0"], [["--mini-batch-size 0", "from 1"]]),
     (["--dataset", "good.jsonl", "--optimizer", "adamv"], [["adamv", "adamw"]]),
@@ -153,10 +165,10 @@ def test_without_network_the_default_plan_says_what_to_do(tmp_path):
 
 
 def test_describe_says_how_large_it_is(capsys, tmp_path):
-    code, out, _ = run(capsys, "--training-plan", "quickstart", "--exp", "gpt2ish", "--tokenizer", "train:1024", "--out-dir", tmp_path, "--describe")
+    code, out, _ = run(capsys, "--dataset", "builtin:tales", "--tokenizer", "train:1024", "--out-dir", tmp_path, "--describe")
     assert code == 0
     blocks = 6 * (12 * 768 * 768 + 13 * 768)
     for count in (1024 * 768, 1024 * 768, blocks, blocks + 2 * 1024 * 768 + 2 * 768):
         assert f"{count:,}" in out
-    assert "13 mini-batches" not in out
+    assert "13 mini-batches" in out
     assert not list(tmp_path.iterdir())

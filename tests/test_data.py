@@ -3,6 +3,7 @@ import itertools
 from collections import Counter
 
 import pytest
+from helpers import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -398,3 +399,51 @@ def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple):
             piece = batch.pieces[number]
             assert mini.targets[where].tolist() == piece.tokens[piece.n_prompt:].tolist()
             assert flat[mini.positions[where]].tolist() == piece.tokens[piece.n_prompt - 1:-1].tolist()
+
+
+# --- stages
+
+def open_stage(folder, stage, seed=0):
+    from lmplay.data.stage import StageData
+    from lmplay.plan.schema import Stage
+
+    return StageData(Stage.model_validate({"name": "s", **stage}), folder / "datasets", seed)
+
+
+def held_out(data):
+    stream = data.validation_samples()
+    return sorted((sample.source, sample.truth) for sample in (stream.next() for _ in range(stream.rows_per_epoch)))
+
+
+def test_a_row_is_held_out_wherever_its_source_is_read(tmp_path):
+    write_rows(tmp_path / "a.jsonl", rows(40, "a"))
+    write_rows(tmp_path / "b.jsonl", rows(40, "b"))
+    a, b = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
+    alone = held_out(open_stage(tmp_path, {"dataset": [b], "shuffle": {"seed": 9}}))
+    mixed = held_out(open_stage(tmp_path, {"dataset": [a, b]}))
+    assert [text for _, text in alone] == [text for source, text in mixed if source == 1]
+    other_seed = held_out(open_stage(tmp_path, {"dataset": [a, b]}, seed=1))
+    assert other_seed != mixed
+    trained = {sample.truth for sample in iter(open_stage(tmp_path, {"dataset": [a, b]}).samples().next, None)}
+    assert len(trained) == 72
+    assert not trained & {text for _, text in mixed}
+
+
+def test_validation_of_a_stage_of_its_own_is_read_once(tmp_path):
+    write_rows(tmp_path / "a.jsonl", rows(20, "a"))
+    write_rows(tmp_path / "b.jsonl", rows(20, "b"))
+    write_rows(tmp_path / "v.jsonl", rows(7, "v"))
+    data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": {"dataset": str(tmp_path / "v.jsonl")}})
+    assert [text for _, text in held_out(data)] == [f"v{i}" for i in range(7)]
+    assert len(list(iter(data.samples().next, None))) == 40  # nothing held out of the others
+
+
+def test_an_epoch_of_unknown_length_is_not_guessed():
+    flow, short = Flow(rows(10)), Rows(rows(100))
+    assert Mix([open_reader(flow, Order()), open_reader(short, Order())], None, "first_exhausted").rows_per_epoch is None
+
+
+def test_nothing_but_rows_without_text_is_said():
+    stream = make_stream([{"text": None}] * 5, Length(samples=3))
+    with pytest.raises(UserError, match="10 null"):
+        stream.next()

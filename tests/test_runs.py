@@ -240,7 +240,7 @@ def test_frozen_parameters_stay_and_the_others_move(corpus, capsys):
     assert {key.split(".")[0] for key, value in weights().items() if not torch.equal(value, moved[key])} == {"final_norm"}
 
 
-def test_check_grads_names_what_has_none(corpus, capsys):
+def test_check_grads_looks_at_the_gradients(corpus, capsys):
     assert "all there, none zero, all finite" in train(capsys, "--dataset", "rows.jsonl", "--check-grads")
 
 
@@ -263,19 +263,19 @@ def test_mixed_precision_trains(corpus, capsys):
     assert "mixed bfloat16" in train(capsys, "--dataset", "rows.jsonl", "--amp")
 
 
-def test_a_disk_that_is_full_loses_nothing(corpus, capsys, monkeypatch):
+def test_a_disk_that_is_full_loses_nothing(corpus, capsys):
     write_plan(corpus, {"one": {"dataset": "rows.jsonl"}})
     train(capsys, "--training-plan", "plan.json")
     before = Path("out_gpt/gpt2ish_model.lmp").read_bytes()
     write_plan(corpus, {"one": {"dataset": "rows.jsonl"}, "two": {"dataset": "rows.jsonl"}})
-
-    def full(content, file):
-        file.write(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    text = train(capsys, "--training-plan", "plan.json", code=1)
-    assert "No space left on device" in text
+    program = ("import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+               "import lmplay.engine.loop, lmplay.train.__main__ as door\n"
+               f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) // 2}, {len(before) // 2}))\n"
+               "sys.exit(door.main(sys.argv[1:]))")
+    done = subprocess.run([sys.executable, "-c", program, *TINY, "--batch-size", "5", "--training-plan", "plan.json", "--save-interval", "10"],
+                          capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("could not be written (File too large)") >= 3  # at each interval, and at the end
     assert Path("out_gpt/gpt2ish_model.lmp").read_bytes() == before
     assert not list(Path("out_gpt").glob(".*.tmp"))
 
@@ -289,6 +289,71 @@ def test_losses_that_are_no_numbers_stop_the_run_and_keep_the_file(corpus, capsy
     assert "not finite" in text
     assert "Traceback" in text
     assert Path("out_gpt/gpt2ish_model.lmp").read_bytes() == before
+
+
+def test_ruined_weights_never_replace_good_ones(corpus, capsys):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl"}})
+    train(capsys, "--training-plan", "plan.json", "--optimizer", "sgd")
+    before = Path("out_gpt/gpt2ish_model.lmp").read_bytes()
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl"}, "two": {"dataset": "rows.jsonl", "samples": 5, "lr": 1e38, "validation": 0}})
+    assert "not finite" in train(capsys, "--training-plan", "plan.json", "--disable-optimizer-warmup", code=1)
+    assert Path("out_gpt/gpt2ish_model.lmp").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_a_stop_after_any_step_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys, every):
+    import os
+
+    from lmplay.engine import stagework
+
+    steps = iter(range(1, 10_000))
+    original = stagework.train_step
+
+    def step_and_signal(*arguments, **options):
+        result = original(*arguments, **options)
+        if next(steps) % every == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(stagework, "train_step", step_and_signal)
+    codes = []
+    while not codes or codes[-1] != 0:
+        codes.append(main(flags(tmp_path, curriculum)))
+    assert set(codes) == {0, 130}
+    assert len(codes) > 5
+    assert compare_runs(untouched[0], tmp_path) == []
+
+
+def test_who_goes_on_need_not_say_again_what_the_data_depends_on(corpus, capsys):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl"}})
+    train(capsys, "--training-plan", "plan.json", "--seed", 3, "--optimizer", "sgd", "--continuation", "estimate")
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl"}, "two": {"dataset": "rows.jsonl"}})
+    assert "--seed 3" in train(capsys, "--training-plan", "plan.json", "--seed", 4, code=2)
+    assert "--continuation estimate" in train(capsys, "--training-plan", "plan.json", "--continuation", "exact", code=2)
+    train(capsys, "--training-plan", "plan.json")
+    kept = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state_args"]["settings"]
+    assert (kept["seed"], kept["optimizer"], kept["continuation"]) == (3, "sgd", "estimate")
+
+
+def test_the_command_to_go_on_does_not_start_anew():
+    from lmplay.engine.report import Report
+
+    assert Report(["lmp_trainer", "--reset_history", "--lr", "1", "--ignore-optimizer"])._command == "lmp_trainer --lr 1"
+
+
+def test_data_that_gives_no_sample_is_an_error(corpus, capsys):
+    write_rows(corpus / "nulls.jsonl", [{"text": None}] * 40)
+    write_plan(corpus, {"one": {"dataset": "nulls.jsonl", "validation": 0}})
+    text = train(capsys, "--training-plan", "plan.json", code=2)
+    assert "stage 'one'" in text
+    assert "40 rows skipped: 40 null" in text
+
+
+def test_validation_rows_that_give_no_sample_are_no_validation(corpus, capsys):
+    write_rows(corpus / "nulls.jsonl", [{"text": None}] * 40)
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": "nulls.jsonl"}}})
+    assert "no validation" in train(capsys, "--training-plan", "plan.json")
 
 
 def test_the_trained_tokenizer_is_in_the_file(corpus, capsys):

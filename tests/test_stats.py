@@ -54,8 +54,8 @@ def fill(stats):
     for i in range(1, 5):
         stats.count_step(10, 100, Counter(pieces=12))
         place = {"step": i, "samples": 10 * i, "tokens": 100 * i, "seconds": 2.0 * i, "lr": 0.1}
-        stats.add_train(place, {"loss_sum": 100.0 * i, "n_tokens": 100, "words_right": 3, "words": 4, "grad_norm_sum": 0.5, "steps": 1, "padding": 5,
-                                "places": 50, "step_seconds": 2.0, "data_seconds": 0.5})
+        stats.add_train(place, {"loss_sum": 100.0 * i, "n_tokens": 100, "words_right": 3, "words": 4, "grad_norm_sum": 0.5, "grad_norms": 1, "steps": 1,
+                                "padding": 5, "places": 50, "step_seconds": 2.0, "data_seconds": 0.5})
         stats.add_validation(place, {"steps": 1, "loss_sum": 50.0 / i, "n_tokens": 50, "n_bytes": 200, "nats_sum": 10.0, "nats_tokens": 50,
                                      "words_right": 1, "words": 2}, final=i == 4)
 

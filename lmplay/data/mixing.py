@@ -41,10 +41,12 @@ class Mix:
     def rows_per_epoch(self) -> int | None:
         """How many rows an epoch over the mix has (with weights: to within a row a source); None where a source doesn't know."""
         sizes = [reader.rows_per_epoch for reader in self._readers]
+        if any(reader.rows_per_epoch is None and (self._all or not reader.endless) for reader in self._readers):
+            return None
         if self._all and not self._weighted:
-            return None if None in sizes else sum(size for size in sizes if size is not None)
+            return sum(size for size in sizes if size is not None)
         lengths = [size / share for size, share in zip(sizes, self._shares, strict=True) if size is not None]
-        if not lengths or (self._all and None in sizes):
+        if not lengths:
             return None
         return int(max(lengths) if self._all else min(lengths))
 

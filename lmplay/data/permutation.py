@@ -59,12 +59,14 @@ class HeldOut:
 
     def __init__(self, fraction: float, seed: int):
         """
-        :param fraction: share of the rows held out, 0 to 0.5; rounded to the nearest fraction with a denominator up to 100.
+        :param fraction: share of the rows held out, 0 to 0.5; rounded to the nearest fraction with a denominator up to 1000.
         :param seed: integer that names the choice.
         """
         from fractions import Fraction
 
-        exact = Fraction(fraction).limit_denominator(100)
+        exact = Fraction(fraction).limit_denominator(1000)
+        if fraction > 0 and not exact:
+            exact = Fraction(1, 1000)
         self._per_block, self._block = exact.numerator, exact.denominator
         self._seed = seed
         self._choices: tuple[int, frozenset[int]] = (-1, frozenset())

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from .permutation import HeldOut, Permutation, mix
+from .permutation import HeldOut, Permutation
 from .sources import IndexedSource, StreamedSource
 
 DEFAULT_BUFFER = 1000
-# What the seeds of different uses are mixed with, so that they never coincide.
-_SHUFFLE, _HELD_OUT = 1, 2
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class Order:
     """How a source is read.
 
     `seed` names the order; `shuffle` turns it on; `buffer` is the number of streamed rows permuted together; `held_out` is the share of
-    rows kept for validation; `validation` reads those rows instead of the others, unshuffled.
+    rows kept for validation, `held_out_seed` names their choice; `validation` reads those rows instead of the others, unshuffled.
     """
 
     seed: int = 0
@@ -26,12 +24,14 @@ class Order:
     buffer: int = DEFAULT_BUFFER
     held_out: float = 0.0
     validation: bool = False
+    held_out_seed: int = 0
 
 
 class Reader(Protocol):
-    """Rows of one source, epoch after epoch."""
+    """Rows of one source, epoch after epoch; `rows_per_epoch` is None where the number is not known, or there is no end."""
 
     rows_per_epoch: int | None
+    endless: bool
 
     def next(self) -> tuple[int, dict[str, Any]] | None:
         """Give the ordinal number and the row that come next; None at the end of an epoch, after which the next epoch begins."""
@@ -60,6 +60,7 @@ class IndexedReader:
     """Reads rows by number: each epoch another permutation of all rows; the position is (epoch, offset)."""
 
     def __init__(self, source: IndexedSource, order: Order):
+        self.endless = source.n_rows is None
         self._source = source
         self._order = order
         self._held_out = _choose_held_out(source.n_rows, order)
@@ -95,7 +96,7 @@ class IndexedReader:
         """Make the order of the epoch; endless and validation rows come as they are."""
         n = self._source.n_rows
         shuffled = self._order.shuffle and not self._order.validation and n
-        self._permutation = Permutation(n, self._order.seed, _SHUFFLE, self._epoch) if shuffled and n else None
+        self._permutation = Permutation(n, self._order.seed, self._epoch) if shuffled and n else None
 
 
 class StreamedReader:
@@ -105,6 +106,7 @@ class StreamedReader:
     """
 
     def __init__(self, source: StreamedSource, order: Order):
+        self.endless = False
         self._source = source
         self._order = order
         self._held_out = _choose_held_out(source.n_rows, order)
@@ -157,7 +159,7 @@ class StreamedReader:
         rows = [(index, row) for index, row in enumerate(block, self._ordinal) if (index in self._held_out) == self._order.validation]
         self._offset = 0
         if self._order.shuffle and not self._order.validation and rows:
-            order = Permutation(len(rows), self._order.seed, _SHUFFLE, self._epoch, self._ordinal)
+            order = Permutation(len(rows), self._order.seed, self._epoch, self._ordinal)
             rows = [rows[order[i]] for i in range(len(rows))]
         self._rows = rows
 
@@ -165,7 +167,7 @@ class StreamedReader:
 def _choose_held_out(n_rows: int | None, order: Order) -> HeldOut:
     """Make the rule for validation rows; a source with too few rows to hold one out of keeps all for training."""
     too_few = n_rows is not None and n_rows * order.held_out < 1
-    return HeldOut(0.0 if too_few else order.held_out, mix(order.seed, _HELD_OUT))
+    return HeldOut(0.0 if too_few else order.held_out, order.held_out_seed)
 
 
 def _count_rows(n_rows: int | None, held_out: HeldOut, order: Order) -> int | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
 from .mixing import Mix
+from .permutation import mix
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
 from .sources import IndexedSource, StreamedSource, open_source
@@ -35,25 +37,22 @@ class StageData:
         self._seed = seed
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
-        self._validation: list[AnySource | None] = []  # a source of their own, or None: rows held out of the source
-        self._validation_readings: list[Reading] = []
+        self._held_out: list[float] = []  # the share that is held out of each source
+        self._own: list[tuple[AnySource, Reading, float | None]] = []  # validation rows of their own, with their weight in the mix
         faults: list[str] = []
         for spec in stage.dataset:
             try:
                 self._open(spec, folder)
             except UserError as error:
-                faults += [f"stage '{stage.name}': {fault}" for fault in error.faults]
+                faults += error.faults
+        if stage.validation is not None and stage.validation.dataset is not None:
+            try:
+                self._open_own(stage.validation.dataset, "train", folder)
+            except UserError as error:
+                faults += error.faults
         if faults:
-            raise UserError(*faults)
-        self.samples()  # an unknown number of rows is refused now
-
-    @property
-    def held_out(self) -> float:
-        """The share of the rows that is held out of the sources that have no validation rows of their own."""
-        settings = self._stage.validation
-        if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
-            return DEFAULT_HELD_OUT
-        return settings.fraction or 0.0
+            raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
+        self.samples()  # refuses now what can't be read for the length asked for
 
     @property
     def length_is_known(self) -> bool:
@@ -62,28 +61,26 @@ class StageData:
 
     def samples(self) -> SampleStream:
         """Give the training samples from the start of the stage."""
-        readers = [open_reader(source, self._order(number, held_out=0.0 if own else self.held_out))
-                   for number, (source, own) in enumerate(zip(self.sources, self._validation, strict=True))]
+        readers = [open_reader(source, self._order(number, validation=False)) for number, source in enumerate(self.sources)]
         for source, reader in zip(self.sources, readers, strict=True):
             if reader.rows_per_epoch == 0:
                 raise UserError(f"stage '{self._stage.name}': source {source.name} has no rows to train on.")
         weights = [spec.weight for spec in self._stage.dataset]
-        mix = Mix(readers, [w for w in weights if w is not None] or None, self._stage.stopping or "all_exhausted")
+        mixed = Mix(readers, [w for w in weights if w is not None] or None, self._stage.stopping or "all_exhausted")
         try:
-            return SampleStream(mix, self._readings, Length(self._stage.epochs, self._stage.samples))
+            return SampleStream(mixed, self._readings, Length(self._stage.epochs, self._stage.samples))
         except UserError as error:
             raise UserError(*(f"stage '{self._stage.name}': {fault}" for fault in error.faults)) from None
 
     def validation_samples(self) -> SampleStream | None:
         """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
-        chosen: list[tuple[Reader, Reading, float | None]] = []
-        for number, (source, own) in enumerate(zip(self.sources, self._validation, strict=True)):
-            if own is None and not self.held_out:
-                continue
-            order = self._order(number, held_out=0.0 if own else self.held_out, validation=own is None)
-            reader = open_reader(own or source, order if own is None else Order(shuffle=False))
-            if reader.rows_per_epoch != 0:
-                chosen.append((reader, self._validation_readings[number], self._stage.dataset[number].weight))
+        chosen: list[tuple[Reader, Reading, float | None]] = [
+            (open_reader(source, Order(shuffle=False)), reading, weight) for source, reading, weight in self._own]
+        for number, source in enumerate(self.sources):
+            if self._held_out[number]:
+                reader = open_reader(source, self._order(number, validation=True))
+                chosen.append((reader, self._readings[number], self._stage.dataset[number].weight))
+        chosen = [found for found in chosen if found[0].rows_per_epoch != 0]
         if not chosen:
             return None
         readers, readings, weights = zip(*chosen, strict=True)
@@ -91,7 +88,7 @@ class StageData:
 
     def fingerprints(self) -> list[dict[str, Any]]:
         """Say what the sources are, so that a resume can tell whether they have changed."""
-        return [{"name": source.name, **source.fingerprint} for source in self.sources]
+        return [{"name": source.name, **source.fingerprint} for source in (*self.sources, *(source for source, _, _ in self._own))]
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
@@ -104,35 +101,35 @@ class StageData:
             yield sample.prompt + sample.truth
 
     def _open(self, spec: SourceSpec, folder: Path) -> None:
-        """Open one source with its validation rows, and decide how their rows are read."""
+        """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         source = open_source(spec, "train", folder)
         assert source is not None
-        own = self._open_validation(spec, folder)
-        reading = choose_reading(source.name, _columns(source), spec.columns)
+        self._readings.append(choose_reading(source.name, _columns(source), spec.columns))
         self.sources.append(source)
-        self._readings.append(reading)
-        self._validation.append(own)
-        columns = self._stage.validation.dataset.columns if self._stage.validation and self._stage.validation.dataset else spec.columns
-        self._validation_readings.append(reading if own is None else choose_reading(own.name, _columns(own), columns))
-
-    def _open_validation(self, spec: SourceSpec, folder: Path) -> AnySource | None:
-        """Open the validation rows that a source or the stage has of its own."""
         settings = self._stage.validation
-        if settings is not None and settings.dataset is not None:
-            return open_source(settings.dataset, "train", folder)
-        if settings is not None and settings.split is not None:
-            return open_source(spec.model_copy(update={"split": settings.split}), "train", folder)
-        if settings is not None and settings.fraction is not None:
-            return None
-        return open_source(spec, "validation", folder)
+        if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
+            has_own = self._open_own(spec, "validation", folder)
+            self._held_out.append(0.0 if has_own else DEFAULT_HELD_OUT)
+        else:
+            if settings.split is not None:
+                self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder)
+            self._held_out.append(settings.fraction or 0.0)
 
-    def _order(self, number: int, held_out: float, validation: bool = False) -> Order:
-        """Say how a source is read; sources of one mix get orders of their own."""
-        shuffle = self._stage.shuffle
+    def _open_own(self, spec: SourceSpec, split: str, folder: Path) -> bool:
+        """Open validation rows that stand apart; tell whether there are any."""
+        source = open_source(spec, split, folder)
+        if source is not None:
+            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns), spec.weight))
+        return source is not None
+
+    def _order(self, number: int, validation: bool) -> Order:
+        """Say how a source is read: sources of one mix get orders of their own, and a source has the same rows held out wherever it is read."""
+        spec, shuffle = self._stage.dataset[number], self._stage.shuffle
         given = shuffle if shuffle is not None and shuffle is not False else None
         seed = given.seed if given is not None and given.seed is not None else self._seed
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
-        return Order(seed * 1_000_003 + number, shuffle is not False, buffer, held_out, validation)
+        identity = crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
+        return Order(mix(seed, number), shuffle is not False, buffer, self._held_out[number], validation, mix(self._seed, identity))
 
 
 def _columns(source: AnySource) -> list[str]:

@@ -10,9 +10,6 @@ from ..errors import UserError
 from .mixing import Mix
 from .samples import Reading, Sample, Skipped
 
-# A mix that gives so many rows in a row without one sample is not worth waiting for.
-_MOST_SKIPPED_IN_A_ROW = 100_000
-
 
 @dataclass(frozen=True)
 class Length:
@@ -42,7 +39,7 @@ class SampleStream:
         if part:
             if mix.rows_per_epoch is None:
                 raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of an epoch cannot be read; give samples or tokens.")
-            self._rows_of_last = round(part * mix.rows_per_epoch)
+            self._rows_of_last = round(part * mix.rows_per_epoch) or int(not whole)  # never nothing at all
 
     @property
     def total(self) -> int | None:
@@ -69,11 +66,13 @@ class SampleStream:
 
     def next(self) -> Sample | None:
         """Give the next sample, or None when the length is reached."""
-        for _ in range(_MOST_SKIPPED_IN_A_ROW):
-            if self._is_done():
-                return None
+        epochs_ended = 0
+        while not self._is_done():
             found = self._mix.next()
             if found is None:
+                epochs_ended += 1
+                if epochs_ended == 2:
+                    raise UserError(f"no row of a whole epoch gave a sample ({describe_skipped(self.skipped)}).")
                 continue
             source, index, row = found
             try:
@@ -83,7 +82,7 @@ class SampleStream:
                 continue
             self._samples += 1
             return Sample(prompt, truth, source, index, row.get("nats"))
-        raise UserError(f"{_MOST_SKIPPED_IN_A_ROW:,} rows in a row gave no sample ({describe_skipped(self.skipped)}). Is \"columns\" right?")
+        return None
 
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""

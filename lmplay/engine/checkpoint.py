@@ -1,10 +1,11 @@
 """The .lmp file: one dictionary of plain values and tensors, whole or absent.  Engine floor."""
 from __future__ import annotations
 
+import errno
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -27,7 +28,7 @@ def save(path: Path, components: Sequence[Component], stage: str | None) -> None
     """
     content: dict[str, Any] = {"format": FORMAT, "versions": {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}}
     content |= {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
-    write_atomic(path, lambda file: torch.save(content, file))
+    write_atomic(path, lambda file: _write(content, file))
     if stage is not None:
         link_atomic(path, stage_file(path, stage))
 
@@ -46,11 +47,22 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"model {path}: cannot be read ({error.strerror or error}).") from None
     except Exception as error:  # damaged bytes fail in any way at all
         raise UserError(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {keep}") from None
-    if not isinstance(content, dict) or not all(name in content for name in ("format", *COMPONENTS)):
+    if not isinstance(content, dict) or "format" not in content:
         raise UserError(f"model {path}: not a checkpoint of lmplay. {keep}")
-    if content["format"] != FORMAT:
+    if content["format"] != FORMAT or not all(name in content for name in COMPONENTS):
         raise UserError(f"model {path}: has format {content['format']}, and this lmplay ({__version__}) reads format {FORMAT}. {keep}")
     return content
+
+
+def _write(content: dict[str, Any], file: IO[bytes]) -> None:
+    """Write the content; a disk that is full is an OSError, also where torch's writer makes something else of it."""
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        raise cause or OSError(errno.EIO, str(error).splitlines()[0]) from error
 
 
 def stage_file(path: Path, stage: str) -> Path:

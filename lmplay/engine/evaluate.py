@@ -1,7 +1,7 @@
 """Validation: the loss and word accuracy of held-out samples, without gradients.  Engine floor."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +26,14 @@ class Example:
 
 
 def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: Tokenizer, cutter: Cutter, samples: Sequence[Sample],
-             mini_batch_size: int) -> tuple[dict[str, float], Example]:
+             mini_batch_size: int, interrupted: Callable[[], bool]) -> tuple[dict[str, float], Example] | None:
     """Judge a model by samples.
 
     :param samples: held-out ones, at least one.
     :param mini_batch_size: pieces at once on the device.
-    :return: sums (see `stats.modelstats`) and the first piece as an example; predictions are each token's given all the truth before it.
+    :param interrupted: asked before each mini-batch.
+    :return: None when interrupted, else sums (see `stats.modelstats`) and the first piece as an example; predictions are each
+        token's given all the truth before it.
     """
     pieces = [piece for sample in samples for piece in cutter.cut(sample)]
     known = [sample.nats is not None for sample in samples]
@@ -43,6 +45,8 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
     raw.eval()
     with torch.no_grad():
         for mini_batch in collate(pieces, mini_batch_size, runtime.length_multiple, cutter.context_len - 1):
+            if interrupted():
+                break
             there = mini_batch.to(runtime.device)
             with runtime.autocast():
                 result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"))
@@ -56,8 +60,8 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
                 if number == 0:
                     example = Example(tokenizer.decode(pieces[0].tokens[:pieces[0].n_prompt].tolist()), pieces[0].truth, predicted)
     raw.train(was_training)
-    assert example is not None
-    return sums, example
+    # The first piece's example is missing, or some tokens are, when the loop was left early.
+    return (sums, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: str) -> None:

@@ -4,10 +4,15 @@ Read this file first: :func:`train` is the program.
 """
 from __future__ import annotations
 
+import math
+
+from torch import nn
+
 from ..cadence import Every
-from ..errors import TrainingError
+from ..data.batcher import Batch
+from ..errors import LmplayError, TrainingError
 from . import checkpoint
-from .record import Recorder, write_all
+from .record import Recorder, try_to_write_stats
 from .run import Run
 from .stagework import StageWork
 
@@ -25,24 +30,24 @@ def train(run: Run) -> int:
         work = StageWork(run, stage, state)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
-        while not work.is_over() and (batch := work.next_batch()) is not None:
+        while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
             before = run.runner.samples
             result = work.step(batch)
             if result is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, result)
-            if run.interrupt.requested():
-                break
+            # What is due after a step is done before a request to stop is heard: the run that goes on would not do it.
             if validating.due(before, run.runner.samples):
                 with recorder.pause():
                     work.validate()
             if saving.due(before, run.runner.samples):
                 with recorder.pause():
                     save(run, stage.name)
+            if run.interrupt.requested():
+                break
         recorder.flush()
-        if run.interrupt.requested():
+        if run.interrupt.requested() or not work.finish():
             return _stop(run, stage.name)
-        work.finish()
         _insist(save(run, stage.name))
         run.report.end_stage(run, work)
     run.report.done(run)
@@ -50,20 +55,33 @@ def train(run: Run) -> int:
 
 
 def save(run: Run, stage: str) -> bool:
-    """Write the checkpoint and the statistics that belong to it.
+    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
 
     :param run: between two steps, everything recorded.
     :param stage: the stage at work.
-    :return: False when it could not be written; the file before it is whole then, and the report has said why.
+    :return: False when the checkpoint could not be written; the file before it is whole then, and the report has said why.
+    :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one.
     """
+    if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
+        raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+    try_to_write_stats(run)
     try:
         checkpoint.save(run.path, run.components, stage)
-        write_all(run)
     except OSError as error:
         run.report.save_failed(run.path, error)
         return False
     run.report.saved(run.path)
     return True
+
+
+def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
+    """Give the next batch; if the data fails (a damaged row, a hub gone away), save what has been done and let the error go on."""
+    try:
+        return work.next_batch()
+    except LmplayError:
+        recorder.flush()
+        save(run, work.stage.name)
+        raise
 
 
 def _stop(run: Run, stage: str) -> int:

@@ -1,6 +1,7 @@
 """Taking note of steps: into the statistics at once on a CPU, one step late on a GPU, so that it never waits.  Engine floor."""
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -61,7 +62,8 @@ class Recorder:
             self.flush()
         if now - self._written > _WRITE_SECONDS:
             self._written = now
-            write_all(self._run)
+            with self.pause():
+                try_to_write_stats(self._run)
 
     def flush(self) -> None:
         """Wait for the numbers of the last step; afterwards the statistics say all that has been done."""
@@ -98,17 +100,24 @@ class Recorder:
         sums: dict[str, float] = {}
         for number, ids in step.predictions.items():
             add_words(sums, pieces[number], self._run.model.tokenizer.decode(ids.tolist()))
-        figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), "grad_norm_sum": grad_norm}
+        figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth)}
+        if math.isfinite(grad_norm):  # else the gradient scaler has skipped the step
+            figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
         for stats in (self._run.runner.stats, self._work.stats):
             stats.add_train(step.place, figures)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum / step.batch.n_truth)
 
 
-def write_all(run: Run) -> None:
-    """Write the statistics files of the run and of its stages that have begun.
+def try_to_write_stats(run: Run) -> None:
+    """Write the statistics files of the run and of the stage at work; what cannot be written is reported and tried again later."""
+    try:
+        _write_stats(run)
+    except OSError as error:
+        run.report.save_failed(Path(run.settings.out_dir), error)
 
-    :raises OSError: when they cannot be written.
-    """
+
+def _write_stats(run: Run) -> None:
+    """Write the files, or raise OSError."""
     folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
     write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes)
     if runner.stages:

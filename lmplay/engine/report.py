@@ -32,7 +32,8 @@ class Report:
         """
         :param command: the command line, to be said again when the run stops.
         """
-        self._command = shlex.join(command)
+        # What starts anew must not be done again by those who go on.
+        self._command = shlex.join(word for word in command if word.replace("_", "-") not in ("--reset-history", "--ignore-optimizer"))
         self._bar: Any = None
         self._loss: float | None = None
         self._validation = ""
@@ -117,7 +118,7 @@ class Report:
         self._close_bar()
         totals = work.stats.totals
         skipped = f"; {describe_skipped(work.stream.skipped)}" if work.stream.skipped else ""
-        stopped = f"; ended early: no better validation for {work.state.stale}" if work.is_over() else ""
+        stopped = f"; ended early: no better validation for {work.state.stale}" if work.ended_early else ""
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
                  f"{totals['continuations']:,} continuations, "

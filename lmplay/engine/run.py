@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ class Run:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What model there will be: its experiment, its arguments but for the vocabulary, and its tokenizer where a file already has it."""
+    """What model there will be: its experiment, its arguments but for the vocabulary, and its tokenizer and first weights where a file has them."""
 
     experiment: str
     args: dict[str, Any]
     tokenizer: Tokenizer | None
+    initial_weights: dict[str, Any] | None = None
 
     def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
         """Build the model; on "meta" it has shapes and no weights."""
@@ -82,6 +84,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         check_folder(folder, "output folder")
     runtime = Runtime(settings)
     stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    if stored is not None:
+        settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
     model_plan = plan_model(settings, plan, path, stored)
     shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
     curriculum = Curriculum(plan)
@@ -101,8 +105,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     seed_everything(settings.seed)
     module = model_plan.build(tokenizer.vocab_size)
     model = ModelComponent(model_plan.experiment, model_plan.args, tokenizer, module)
-    if stored is None and settings.initial_model is not None:
-        model.restore(checkpoint.load(Path(settings.initial_model).expanduser())["model"]["state"])
+    if model_plan.initial_weights is not None:
+        model.restore(model_plan.initial_weights)
     module.to(runtime.device)
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
     run = Run(settings, path, curriculum, model, RunnerComponent(settings, runtime), OptimizersComponent(settings.optimizer, optimizer),
@@ -142,7 +146,8 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     if faults:
         raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
                         "or choose another --model file for a new one.")
-    return ModelPlan(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]))
+    weights = stored["model"]["state"] if source is not path else None
+    return ModelPlan(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights)
 
 
 def make_tokenizer(settings: Settings, plan: Plan, stage_data: dict[str, StageData]) -> Tokenizer:
@@ -193,6 +198,9 @@ def _open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dic
             if stage_settings[stage.name].schedule != "constant" and not data.length_is_known:
                 faults.append(f"stage '{stage.name}': lr_schedule {stage_settings[stage.name].schedule} needs a length that is known; give samples or tokens.")
             faults += _changes(stage.name, state.fingerprints, data.fingerprints())
+            context_len = stage_settings[stage.name].context_len
+            if state.context_len not in (None, context_len):
+                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back.")
             opened[stage.name] = data
         except UserError as error:
             faults += error.faults
@@ -201,20 +209,33 @@ def _open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dic
     return opened
 
 
+def _keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
+    """Go on with what the position in the data and the optimizer's state depend on; what was typed must not differ.
+
+    :raises UserError: naming the flags that differ.
+    """
+    kept = {name: before[name] for name in ("seed", "continuation")}
+    if not settings.ignore_optimizer:
+        kept["optimizer"] = before["optimizer"]
+    faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"
+              + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
+              for name, value in kept.items() if name in settings.given and getattr(settings, name) != value]
+    if faults:
+        raise UserError(*faults)
+    return replace(settings, **kept)
+
+
 def _changes(stage: str, before: list[dict[str, Any]] | None, now: list[dict[str, Any]]) -> list[str]:
     """Say which sources of a begun stage are not what they were."""
     if before is None or before == now:
         return []
-    names = [new["name"] for old, new in zip(before, now, strict=True) if old != new]
+    names = [new["name"] for old, new in zip_longest(before, now, fillvalue={"name": "a source"}) if old != new]
     return [f"stage '{stage}': the data of {', '.join(names)} has changed since the checkpoint, so its position means nothing any more; "
             "bring the data back, choose another --model, or --reset-history to start anew."]
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:
     """Give the components what the checkpoint has."""
-    if stored["optimizers"]["state_args"]["main"]["optimizer"] != run.settings.optimizer and not run.settings.ignore_optimizer:
-        raise UserError(f"model {run.path}: was trained with {stored['optimizers']['state_args']['main']['optimizer']}, and --optimizer is "
-                        f"{run.settings.optimizer}; leave that out, or add --ignore-optimizer to go on with a fresh one.")
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])

@@ -78,11 +78,7 @@ def random_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = cast(tuple[Any, ...], np.random.get_state(legacy=True))
     state: dict[str, Any] = {"python": [version, list(numbers), gauss],
                              "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-                             "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
+                             **torch_random_state()}
     return state
 
 
@@ -92,6 +88,21 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    restore_torch_random_state(state)
+
+
+def torch_random_state() -> dict[str, Any]:
+    """Give the state of torch's random numbers on all devices in use: what a step consumes, and all that it takes to undo one."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_torch_random_state(state: dict[str, Any]) -> None:
+    """Go back to a state of torch's random numbers."""
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"][:torch.cuda.device_count()])

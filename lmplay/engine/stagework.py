@@ -1,6 +1,7 @@
 """A stage at work: its batches, its steps, its validations.  Engine floor."""
 from __future__ import annotations
 
+import math
 import time
 from itertools import islice
 from typing import Any
@@ -9,7 +10,8 @@ from ..data.batcher import Batch, Batcher
 from ..data.collate import collate
 from ..data.continuation import Cutter
 from ..data.samples import Sample
-from ..data.stream import SampleStream
+from ..data.stream import SampleStream, describe_skipped
+from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
 from ..optim.optimizers import set_lr, set_weight_decay
 from ..plan.curriculum import StageState
@@ -17,7 +19,7 @@ from ..plan.schema import Stage
 from ..stats.modelstats import ModelStats
 from .evaluate import evaluate
 from .run import Run, freeze
-from .runtime import random_state, restore_random_state
+from .runtime import restore_torch_random_state, torch_random_state
 from .step import StepResult, train_step
 
 # The validation that ends a stage takes so many times the samples of the others, from the first held-out row on: the same for every run.
@@ -40,8 +42,9 @@ class StageWork:
         self.batcher = Batcher(self.stream, self.cutter, self.settings.batch_size, stage.tokens)
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.data_seconds = 0.0  # waited for the batch at hand
-        self._validation = self.data.validation_samples()
-        self.has_validation = self._validation is not None
+        self.ended_early = False
+        self.has_validation = self._can_validate()
+        self._validation = self.data.validation_samples() if self.has_validation else None
         self._begin()
 
     @property
@@ -59,13 +62,13 @@ class StageWork:
     def step(self, batch: Batch) -> StepResult | None:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run = self.run
-        random_before = random_state()
+        random_before = torch_random_state()
         mini_batches = collate(batch.pieces, run.settings.mini_batch_size, run.runner.runtime.length_multiple, self.cutter.context_len - 1)
         set_lr(run.optimizers.optimizer, run.lr_schedulers.lr(self.settings))
         result = train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
                             watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested)
         if result is None:
-            restore_random_state(random_before)
+            restore_torch_random_state(random_before)
             return None
         if run.settings.check_grads and run.lr_schedulers.steps == 0:
             run.report.grads(self.stage.name, check_grads(run.model.module))
@@ -80,15 +83,23 @@ class StageWork:
             self.state.validation_position = self._validation.state()
             self._judge(samples, final=False)
 
-    def finish(self) -> None:
-        """End the stage: the longer validation, and what the next stage must not go on with."""
-        fresh = self.data.validation_samples()
-        if fresh is not None:
-            self._judge(self._take(fresh, FINAL_FACTOR * self.settings.validation_samples), final=True)
+    def finish(self) -> bool:
+        """End the stage: the longer validation, and what the next stage must not go on with.
+
+        :return: False when a request to stop came in between; the stage is then still to be ended.
+        :raises UserError: when there was nothing to train on.
+        """
+        if not self.stats.totals["total_train_steps"]:
+            raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({describe_skipped(self.stream.skipped)}).")
+        self.ended_early = self.is_over()
+        fresh = self.data.validation_samples() if self.has_validation else None
+        if fresh is not None and not self._judge(self._take(fresh, FINAL_FACTOR * self.settings.validation_samples), final=True):
+            return False
         self.entry["done"] = True
         self.state.done = True
         self.state.position = self.state.validation_position = None
         self.run.lr_schedulers.start_stage()
+        return True
 
     def is_over(self) -> bool:
         """Tell whether validation has not become better for too long."""
@@ -105,6 +116,7 @@ class StageWork:
         run = self.run
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
+            self.state.context_len = self.settings.context_len
             place = self.place()
             run.runner.stages.append({"name": self.stage.name, "done": False, **{f"{end}_{unit}": place[unit] for end in ("from", "to")
                                                                                 for unit in ("samples", "tokens", "seconds")}, **self._floors()})
@@ -116,27 +128,44 @@ class StageWork:
         set_weight_decay(run.optimizers.optimizer, self.settings.weight_decay)
         run.model.module.train()
 
+    def _can_validate(self) -> bool:
+        """Tell whether there is a held-out row that gives a sample."""
+        samples = self.data.validation_samples()
+        try:
+            return samples is not None and samples.next() is not None
+        except UserError:
+            return False
+
     def _take(self, stream: SampleStream, count: int) -> list[Sample]:
         """Take samples for a validation, no row twice."""
         most = stream.rows_per_epoch
         return list(islice(iter(stream.next, None), count if most is None else min(count, most)))
 
-    def _judge(self, samples: list[Sample], final: bool) -> None:
-        """Validate by samples, and take note of it."""
+    def _judge(self, samples: list[Sample], final: bool) -> bool:
+        """Validate by samples, and take note of it; False when a request to stop came in between (only the final one hears it)."""
         run = self.run
-        sums, example = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.mini_batch_size)
+        judged = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.mini_batch_size,
+                          run.interrupt.requested if final else lambda: False)
+        if judged is None:
+            return False
+        sums, example = judged
+        loss = sums["loss_sum"] / sums["n_tokens"]
+        if not math.isfinite(loss):
+            raise TrainingError(f"the validation loss ({loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
         for stats in (run.runner.stats, self.stats):
             stats.add_validation(self.place(), sums, final)
-        loss = sums["loss_sum"] / sums["n_tokens"]
+        run.report.validation(sums, example, final)
+        if final:
+            return True
         if self.state.best_loss is None or loss < self.state.best_loss - self.settings.min_delta:
             self.state.best_loss, self.state.stale = loss, 0
         else:
             self.state.stale += 1
-        run.report.validation(sums, example, final)
+        return True
 
     def _floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it."""
-        stream = self.data.validation_samples() or self.data.samples()
+        stream = (self.data.validation_samples() if self.has_validation else None) or self.data.samples()
         first = stream.next()
         if first is None or first.nats is None:
             return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
@@ -146,4 +175,4 @@ class StageWork:
         nats = sum(sample.nats or 0.0 for sample in samples)
         tokens = sum(piece.n_truth for sample in samples for piece in self.cutter.cut(sample))
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
-        return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / 0.6931471805599453}
+        return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}

@@ -56,7 +56,9 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
         loss_sum += result.loss_sum.detach()
         predictions.update((number, result.predictions_N[where]) for number, where in there.rows if number in watch)
     runtime.scaler.unscale_(optimizer)
-    grad_norm = nn.utils.clip_grad_norm_(raw.parameters(), grad_clip or math.inf)
+    grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in raw.parameters() if parameter.grad is not None])
+    if grad_clip:
+        nn.utils.clip_grads_with_norm_(raw.parameters(), grad_clip, grad_norm)
     if runtime.device.type == "cpu":
         check_finite(float(loss_sum), float(grad_norm))
     runtime.scaler.step(optimizer)

@@ -15,7 +15,8 @@ class StageState:
     """What has been done of a stage.
 
     `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` say what its sources
-    were (None = it has not begun), `best_loss` and `stale` are the best validation loss so far and the validations since, for early stopping.
+    were (None = it has not begun), `context_len` is what its texts are cut to, `best_loss` and `stale` are the best validation loss so far and the
+    validations since, for early stopping.
     """
 
     name: str
@@ -23,6 +24,7 @@ class StageState:
     position: dict[str, Any] | None = None
     validation_position: dict[str, Any] | None = None
     fingerprints: list[dict[str, Any]] | None = None
+    context_len: int | None = None
     best_loss: float | None = None
     stale: int = 0
 

@@ -18,8 +18,8 @@ FORMAT = 1
 MOST_ROWS = 10_000
 # What a row keeps: the newest value, or the sum over its steps.
 _LAST = ("step", "samples", "tokens", "seconds", "lr")
-_SUMS = ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "grad_norm_sum", "padding", "places", "step_seconds",
-         "data_seconds")
+_SUMS = ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "grad_norm_sum", "grad_norms", "padding",
+         "places", "step_seconds", "data_seconds")
 _TRAIN_COLUMNS = ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share")
 _VALIDATE_COLUMNS = ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "floor")
 _LN2 = math.log(2)
@@ -153,7 +153,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "columns": {name: columns[name] for name in names},
             "clock": {**{name: columns[name] for name in ("seconds", "tokens_per_second", "data_wait_share")}, "resumes": resumes,
                       "stages": [{key: entry[key] for key in clock_keys} for entry in stages]},
-        }, separators=(",", ":")))
+        }, separators=(",", ":"), allow_nan=False))
 
 
 def _derive(history: History) -> dict[str, list[float | None]]:
@@ -168,6 +168,6 @@ def _derive(history: History) -> dict[str, list[float | None]]:
              for nats, tokens, all_tokens in zip(rows["nats_sum"], rows["nats_tokens"], rows["n_tokens"], strict=True)]
     return {**{name: list(rows[name]) for name in _LAST}, "loss": loss, "accuracy": ratio("words_right", "words"), "floor": floor,
             "perplexity": [None if value is None else math.exp(min(value, 700.0)) for value in loss],
-            "bits_per_byte": ratio("loss_sum", "n_bytes", 1 / _LN2), "grad_norm": ratio("grad_norm_sum", "steps"),
+            "bits_per_byte": ratio("loss_sum", "n_bytes", 1 / _LN2), "grad_norm": ratio("grad_norm_sum", "grad_norms"),
             "padding_share": ratio("padding", "places"), "tokens_per_second": ratio("n_tokens", "step_seconds"),
             "data_wait_share": ratio("data_seconds", "step_seconds")}

@@ -22,7 +22,7 @@ def _number(kind: type, low: float, high: float = math.inf, above: bool = False)
     def check(value: Any) -> Any:
         try:
             number = kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(allowed) from None
         exact = isinstance(value, str) or (not isinstance(value, bool) and number == value)
         if not exact or not math.isfinite(number) or number < low or number > high or (above and number == low):
@@ -144,8 +144,10 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
     given = {**(read_settings(Path(use)) if use else {}), **typed}
     if "dataset" in typed and "training_plan" in typed:
         raise UserError("--dataset and --training-plan together: give one of them; --dataset stands for a plan of one stage.")
-    if "dataset" in typed:
-        given.pop("training_plan", None)
+    if "dataset" in given and "training_plan" in given:  # one of them stands in the file, and what was typed wins
+        if not typed.keys() & {"dataset", "training_plan"}:
+            raise UserError(f"settings file {use}: has both dataset and training_plan; keep one of them.")
+        given.pop("training_plan" if "dataset" in typed else "dataset")
     return _settings(given), dump
 
 
@@ -171,7 +173,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         try:
             settings[name] = table[name].check(value)
         except ValueError as allowed:
-            faults.append(f"settings file {path}, key '{key}': found {json.dumps(value)}, allowed is {allowed}.")
+            faults.append(f"settings file {path}, key '{key}': found {json.dumps(value, default=str)}, allowed is {allowed}.")
     if faults:
         raise UserError(*faults)
     return settings
