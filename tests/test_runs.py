@@ -342,6 +342,14 @@ def test_the_command_to_go_on_does_not_start_anew():
     assert Report(["lmp_trainer", "--reset_history", "--lr", "1", "--ignore-optimizer"])._command == "lmp_trainer --lr 1"
 
 
+def test_the_last_validation_is_not_longer_than_its_stage(corpus, capsys):
+    write_rows(corpus / "long.jsonl", [{"text": sentences(1000)}] * 64)
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": "long.jsonl"}}})
+    train(capsys, "--training-plan", "plan.json", "--validation-interval", 0)
+    rows = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["validate"]["rows"]
+    assert 64 * 2000 <= rows["n_bytes"][0] <= 64 * 2000 + len(sentences(1000))
+
+
 def test_data_that_gives_no_sample_is_an_error(corpus, capsys):
     write_rows(corpus / "nulls.jsonl", [{"text": None}] * 40)
     write_plan(corpus, {"one": {"dataset": "nulls.jsonl", "validation": 0}})

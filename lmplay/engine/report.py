@@ -167,7 +167,7 @@ def _length(stage: Any) -> str:
     """Say how long a stage is."""
     if stage.samples is not None:
         return f"{stage.samples:,} samples"
-    return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epochs"
+    return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
 
 
 def _shorten(text: str) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from ..data.batcher import Batch, Batcher
@@ -24,6 +24,8 @@ from .step import StepResult, train_step
 
 # The validation that ends a stage takes so many times the samples of the others, from the first held-out row on: the same for every run.
 FINAL_FACTOR = 16
+# But on average no more than so many characters each: whatever the tokenizer, the same samples.
+FINAL_CHARACTERS = 2000
 # Word accuracy in training is measured on the first pieces of each batch: cheap, and enough for a curve.
 WATCHED_PIECES = 4
 # Samples from which the floor of a stage is worked out.
@@ -93,7 +95,7 @@ class StageWork:
             raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({describe_skipped(self.stream.skipped)}).")
         self.ended_early = self.is_over()
         fresh = self.data.validation_samples() if self.has_validation else None
-        if fresh is not None and not self._judge(self._take(fresh, FINAL_FACTOR * self.settings.validation_samples), final=True):
+        if fresh is not None and not self._judge(self._take_final(fresh), final=True):
             return False
         self.entry["done"] = True
         self.state.done = True
@@ -127,6 +129,13 @@ class StageWork:
         self.frozen = freeze(run.model.module, self.stage, run.settings)
         set_weight_decay(run.optimizers.optimizer, self.settings.weight_decay)
         run.model.module.train()
+
+    def _take_final(self, stream: SampleStream) -> list[Sample]:
+        """Take samples for the validation at the end: not so many that long texts make it take longer than the stage."""
+        samples = self._take(stream, FINAL_FACTOR * self.settings.validation_samples)
+        lengths = accumulate(len(sample.truth) for sample in samples)
+        most = FINAL_CHARACTERS * len(samples)
+        return samples[:1 + sum(length < most for length in lengths)]
 
     def _can_validate(self) -> bool:
         """Tell whether there is a held-out row that gives a sample."""

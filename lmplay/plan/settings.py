@@ -72,10 +72,15 @@ class Settings:
         return self.exp if "exp" in self.given else plan.model.exp or self.exp
 
     def model_file(self, plan: Plan) -> Path:
-        """Choose the model file."""
+        """Choose the model file.
+
+        :raises UserError: when what was given cannot be one.
+        """
         if self.model is not None:
             path = Path(self.model).expanduser()
-            return path if path.suffix == ".lmp" else path.with_name(path.name + ".lmp")
+            if path.is_dir() or path.suffix not in ("", ".lmp"):
+                raise UserError(f"--model {self.model}: {'is a folder' if path.is_dir() else 'is no name of a model file'}; give one that ends in .lmp.")
+            return path.with_suffix(".lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
     def model_args(self, plan: Plan, experiment_settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:

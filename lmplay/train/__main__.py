@@ -59,7 +59,8 @@ def _run(settings: Settings, arguments: list[str]) -> int:
         with Interrupt() as interrupt:
             return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
     except Stopped as stop:
-        print("\nlmp_trainer: stopped at once; what was saved before is whole, and the same command goes on from it.", file=sys.stderr)
+        done = "stopped at once; what was saved before is whole" if interrupt.at_work else "stopped before training began; nothing has been changed"
+        print(f"\nlmp_trainer: {done}, and the same command goes on.", file=sys.stderr)
         return stop.exit_code
 
 

@@ -17,7 +17,7 @@ from ..plan.settings import Settings, setting_names
 def _number(kind: type, low: float, high: float = math.inf, above: bool = False) -> Callable[[Any], Any]:
     """Make a check of a number's range, for flags and settings files alike."""
     word = "a whole number" if kind is int else "a number"
-    allowed = f"{word} {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high < math.inf else "")
+    allowed = f"{word} {'above' if above else 'from'} {low:g}" + (f" to {high:,}" if high < math.inf else "")
 
     def check(value: Any) -> Any:
         try:
@@ -73,7 +73,7 @@ FLAGS = (
     Flag(_M, "num_blocks", _number(int, 1), "BLOCKS", "transformer blocks of a new model"),
     Flag(_M, "embed_dim", _number(int, 1), "NUMBERS", "width of a new model, a multiple of --num-heads"),
     Flag(_M, "num_heads", _number(int, 1), "HEADS", "attention heads of a block of a new model"),
-    Flag(_M, "context_len", _number(int, 16), "TOKENS", "longest piece a new model can read"),
+    Flag(_M, "context_len", _number(int, 16), "TOKENS", "longest piece a new model can read; if typed, it also goes before the stages' context_len"),
     Flag(_M, "dropout", _number(float, 0, 0.99), "SHARE", "share of activations a new model drops while training"),
     Flag(_M, "tied_head", _switch, "", "head and token embedding of a new model share their weights"),
     Flag(_M, "tokenizer", _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, "
@@ -81,7 +81,7 @@ FLAGS = (
     Flag(_M, "model", _text, "FILE", "checkpoint to go on with, or to make; by default <out-dir>/<exp>_model.lmp"),
     Flag(_M, "initial_model", _text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written"),
     Flag(_P, "training_plan", _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones"),
-    Flag(_P, "dataset", _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name or builtin:tales"),
+    Flag(_P, "dataset", _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)"),
     Flag(_P, "continuation", _choice("exact", "estimate"), "HOW", "long texts are cut by counting tokens (exact) or also at 1.5 tokens a word (estimate)"),
     Flag(_P, "save_datasets", _switch, "", "save the plan's hub data sets for use without a network, and end"),
     Flag(_P, "out_dir", _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt"),
@@ -132,7 +132,9 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
     if unknown:
         flags = [option for action in parser._actions for option in action.option_strings]
         wrong = [word for word in unknown if word.startswith("-")] or unknown  # the value behind an unknown flag is unknown too
-        raise UserError(*(f"{word}: there is no such flag.{nearest(word, flags)} `{parser.prog} --help` lists them." for word in wrong))
+        raise UserError(*(
+            f"{word}: {'there is no such flag' if word.startswith('-') else 'is not the value of any flag'}.{nearest(word, flags)} "
+            f"`{parser.prog} --help` lists them." for word in wrong))
     typed = {name: value for name, value in vars(known).items() if value is not None}
     dump, use = typed.pop("dump_config", None), typed.pop("use_config", None)
     for flag in FLAGS:
