@@ -300,7 +300,17 @@ def test_ruined_weights_never_replace_good_ones(corpus, capsys):
     assert Path("out_gpt/gpt2ish_model.lmp").read_bytes() == before
 
 
+@pytest.fixture
+def one_thread():
+    """As many threads as the runs in processes of their own have: sums in another order have other bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(ENVIRONMENT["OMP_NUM_THREADS"]))
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 def test_a_stop_after_any_step_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys, every):
     import os
