@@ -634,6 +634,7 @@ def test_a_hub_that_says_nothing_is_asked_once(folder, monkeypatch, streaming):
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("lmplay.hub._PATIENCE", 0.3)
         assert "the hub cannot be reached for it (" in refused("owner/name", folder, streaming=streaming)
+        silent.settimeout(20)
         silent.accept()[0].close()
         silent.settimeout(0)
         with pytest.raises(BlockingIOError):
