@@ -60,10 +60,6 @@ class Runtime:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.amp_dtype)
 
-    def peak_memory(self) -> int | None:
-        """Give the most bytes of GPU memory in use so far; None elsewhere."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-
 
 def seed_everything(seed: int) -> None:
     """Start the random numbers of every library in use from a seed."""
