@@ -25,6 +25,12 @@ class TrainingError(LmplayError):
     """Training itself failed (a loss that is not a number, say); the last good checkpoint stays.  Exit code 1."""
 
 
+class Unavailable(LmplayError):
+    """Something outside has gone away (the hub, say) and may come back; the state is saved.  Exit code 75: run the same command again."""
+
+    exit_code = 75
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Say what a misspelt word may have meant.
 

@@ -14,11 +14,14 @@ from lmplay.train.flags import FLAGS
 
 DEFAULTS = {
     "exp": "gpt2ish", "num_blocks": 6, "embed_dim": 768, "num_heads": 12, "context_len": 1024, "dropout": 0.1, "tied_head": True, "tokenizer": None,
-    "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "out_dir": "out_gpt",
+    "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "data_workers": 1,
+    "accept_changed_data": False, "out_dir": "out_gpt",
     "batch_size": 50, "mini_batch_size": 4, "validation_batch_size": 4, "save_interval": 10000, "validation_interval": 100, "seed": 0, "reset_history": False,
     "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "weight_decay": None,
     "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
-    "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor", "describe": False,
+    "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
+    "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
+    "describe": False, "inspect": None, "check_plan": False, "show_samples": 0, "show_batch": None, "json": False,
 }
 
 

@@ -21,11 +21,21 @@ BREAK = "\n\n"
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One message of a chat; `learned` where it is an answer."""
+
+    role: str
+    content: str
+    learned: bool
+
+
+@dataclass(frozen=True)
 class Sample:
     """What the model is given and what it has to learn; the unit of all statistics.
 
     `source` is the number of the source in its stage's mix, `row` the row's ordinal number in that source; `nats` is -ln p(truth | prompt)
-    where the source knows it (the floor of any model's loss), else None.
+    where the source knows it (the floor of any model's loss), else None. `turns` are there where the row is a chat: they, not prompt and truth,
+    are what is trained on then, written out as the tokenizer's chat template or our plain one says.
     """
 
     prompt: str
@@ -33,6 +43,7 @@ class Sample:
     source: int = 0
     row: int = 0
     nats: float | None = None
+    turns: tuple[Turn, ...] = ()
 
 
 class Skipped(Exception):

@@ -65,7 +65,7 @@ class StageWork:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run = self.run
         random_before = torch_random_state()
-        mini_batches = collate(batch.pieces, run.settings.mini_batch_size, run.runner.runtime.length_multiple, self.cutter.context_len - 1)
+        mini_batches = collate(batch.pieces, run.settings.first_mini_batch, run.runner.runtime.length_multiple, self.cutter.context_len - 1)
         set_lr(run.optimizers.optimizer, run.lr_schedulers.lr(self.settings))
         result = train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
                             watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested)
@@ -153,7 +153,7 @@ class StageWork:
     def _judge(self, samples: list[Sample], final: bool) -> bool:
         """Validate by samples, and take note of it; False when a request to stop came in between (only the final one hears it)."""
         run = self.run
-        judged = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.mini_batch_size,
+        judged = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.first_mini_batch,
                           run.interrupt.requested if final else lambda: False)
         if judged is None:
             return False

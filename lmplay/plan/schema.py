@@ -100,6 +100,9 @@ class SourceSpec(Part):
     streaming: bool | None = option("Read while training instead of downloading first", "true or false")
     columns: Columns | None = option("Which field of a row is what", "an object of text (and title), prompt and truth, or messages to field names")
     weight: float | None = option("Share of this source in the mix", "a number above 0", gt=0)
+    encoding_errors: Literal["replace", "refuse"] | None = option("What is done with bytes that are not UTF-8", "replace (and count) or refuse")
+    on_bad_row: Literal["skip", "stop"] | None = option("What is done with a row that cannot be read", "skip (and count) or stop")
+    chat: Literal["plain", "tokenizer"] | None = option("How chats are written out", "plain or tokenizer (its chat template)")
 
     @classmethod
     def written_out(cls, value: Any) -> Any:

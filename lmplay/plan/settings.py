@@ -36,9 +36,11 @@ class Settings:
     dataset: str | None = None
     continuation: str = "exact"
     save_datasets: bool = False
+    data_workers: int = 1
+    accept_changed_data: bool = False
     out_dir: str = "out_gpt"
     batch_size: int = 50
-    mini_batch_size: int = 4
+    mini_batch_size: int | str = 4
     validation_batch_size: int = 4
     lr: float = 0.0006
     grad_clip: float = 0.0
@@ -59,8 +61,25 @@ class Settings:
     compile_mode: str | None = None
     compile_backend: str = "inductor"
     seed: int = 0
+    keep: int = 2
+    resume: str = "latest"
+    save_weights_only: str | None = None
+    on_nonfinite: str = "stop"
+    time_limit: str | None = None
+    max_steps: int = 0
+    max_samples_this_run: int = 0
     describe: bool = False
+    inspect: str | None = None
+    check_plan: bool = False
+    show_samples: int = 0
+    show_batch: str | None = None
+    json: bool = False
     given: frozenset[str] = field(default=frozenset())
+
+    @property
+    def first_mini_batch(self) -> int:
+        """The mini-batch size to start with; with `auto` as many pieces as a batch has."""
+        return self.batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size
 
     @property
     def datasets_folder(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,28 @@ def _switch(value: Any) -> bool:
     return value
 
 
+def _count_or_auto(value: Any) -> int | str:
+    """Take a whole number from 1, or `auto`."""
+    try:
+        return "auto" if value == "auto" else _number(int, 1)(value)
+    except ValueError as allowed:
+        raise ValueError(f"{allowed}, or auto") from None
+
+
+def _time(value: Any) -> str:
+    """Take HH:MM:SS, or `auto`."""
+    if value != "auto" and not (isinstance(value, str) and re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value)):
+        raise ValueError("HH:MM:SS, such as 12:30:00, or auto")
+    return str(value)
+
+
+def _batch_number(value: Any) -> str:
+    """Take N or STAGE:N, with N from 1."""
+    if not re.fullmatch(r"(.+:)?0*[1-9]\d*", str(value)) or isinstance(value, (bool, float)):
+        raise ValueError("N or STAGE:N, with N from 1")
+    return str(value)
+
+
 @dataclass(frozen=True)
 class Flag:
     """A row of the table."""
@@ -84,9 +107,13 @@ FLAGS = (
     Flag(_P, "dataset", _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)"),
     Flag(_P, "continuation", _choice("exact", "estimate"), "HOW", "long texts are cut by counting tokens (exact) or also at 1.5 tokens a word (estimate)"),
     Flag(_P, "save_datasets", _switch, "", "save the plan's hub data sets for use without a network, and end"),
+    Flag(_P, "data_workers", _number(int, 0, 256), "NUMBER", "what prepares batches ahead of the step: 0 = nothing, 1 = a thread, N = a thread and N processes "
+         "that tokenize; changes speed, not the result"),
+    Flag(_P, "accept_changed_data", _switch, "", "go on although the data of a begun stage has changed since the checkpoint"),
     Flag(_P, "out_dir", _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt"),
     Flag(_T, "batch_size", _number(int, 1), "PIECES", "pieces of an optimizer step; changes the result"),
-    Flag(_T, "mini_batch_size", _number(int, 1), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result"),
+    Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result; "
+         "`auto`: halved until they fit"),
     Flag(_T, "validation_batch_size", _number(int, 1), "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many"),
     Flag(_T, "save_interval", _number(int, 0), "SAMPLES", "save each time so many samples have been trained on; 0 = only at stage ends and stops"),
     Flag(_T, "validation_interval", _number(int, 0), "SAMPLES", "validate each time so many samples have been trained on; 0 = only at stage ends"),
@@ -108,7 +135,20 @@ FLAGS = (
     Flag(_D, "compile_model", _switch, "", "compile the model with torch.compile: slower to start, faster to train"),
     Flag(_D, "compile_mode", _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "MODE", "mode of torch.compile"),
     Flag(_D, "compile_backend", _text, "NAME", "backend of torch.compile"),
+    Flag(_R, "keep", _number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on"),
+    Flag(_R, "resume", _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file"),
+    Flag(_R, "save_weights_only", _text, "FILE", "at the end of the plan, also write the model without optimizer and history"),
+    Flag(_R, "on_nonfinite", _choice("stop", "skip"), "WHAT", "when loss or gradient is not finite: stop before the update, or skip the batch and count it"),
+    Flag(_R, "time_limit", _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; `auto`: before the "
+         "end of the SLURM job"),
+    Flag(_R, "max_steps", _number(int, 0), "STEPS", "save and end with exit code 75 after so many optimizer steps of this run; 0 = no limit"),
+    Flag(_R, "max_samples_this_run", _number(int, 0), "SAMPLES", "save and end with exit code 75 once this run has trained on so many samples; 0 = no limit"),
     Flag(_R, "describe", _switch, "", "print the architecture, the parameters by part and the size of a step, and end"),
+    Flag(_R, "inspect", _text, "FILE", "print what a checkpoint holds, and end"),
+    Flag(_R, "check_plan", _switch, "", "print what the plan would read and cost, stage by stage, without training, and end"),
+    Flag(_R, "show_samples", _number(int, 0), "NUMBER", "print the first samples of each stage as the model will see them, and end"),
+    Flag(_R, "show_batch", _batch_number, "[STAGE:]N", "print the N-th batch of a stage (the first, if not named) and where its rows come from, and end"),
+    Flag(_R, "json", _switch, "", "print --check-plan, --inspect, --show-samples or --show-batch as JSON"),
 )
 
 
