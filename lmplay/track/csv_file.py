@@ -1,0 +1,56 @@
+"""`--track csv`: a row a step and a row a validation, in two files that any program reads.  Stats floor."""
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import IO, Any
+
+from ..files import write_text
+from .callback import Callback, RunInfo
+
+
+class CsvTracker(Callback):
+    """Writes NAME_train.csv and NAME_validate.csv; when the run goes on, rows after its checkpoint are cut off first."""
+
+    def start(self, run: RunInfo) -> None:
+        """See :class:`Callback`."""
+        self._paths = {kind: run.folder / f"{run.name}_{kind}.csv" for kind in ("train", "validate")}
+        self._files: dict[str, tuple[IO[str], csv.DictWriter[str]]] = {}
+        for path in self._paths.values():
+            if path.exists():
+                _cut_back(path, run.step)
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._write("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._write("validate", {**figures, "final": int(final)})
+
+    def end(self, status: str, pictures: list[Path]) -> None:
+        """See :class:`Callback`."""
+        for file, _ in self._files.values():
+            file.close()
+
+    def _write(self, kind: str, figures: dict[str, Any]) -> None:
+        """Append a row; the file is opened, and its header written, with the first."""
+        if kind not in self._files:
+            begun = self._paths[kind].exists() and self._paths[kind].stat().st_size > 0
+            file = open(self._paths[kind], "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115 (stays open)
+            self._files[kind] = file, csv.DictWriter(file, list(figures), extrasaction="ignore")
+            if not begun:
+                self._files[kind][1].writeheader()
+        self._files[kind][1].writerow(figures)
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Leave the rows up to a step; all of them go when the run starts anew."""
+    if not step:
+        path.unlink()
+        return
+    with open(path, encoding="utf-8", newline="") as file:
+        header, *lines = file.read().splitlines(keepends=True) or [""]
+    place = header.strip().split(",").index("step")
+    kept = [line for line in lines if line.endswith("\n") and int(float(line.split(",")[place])) <= step]
+    write_text(path, header + "".join(kept))
