@@ -10,7 +10,9 @@ from typing import Any
 class RunInfo:
     """What a run is: `name` is the model file's, `identity` stays the same over all its resumes, `folder` has its statistics.
 
-    `step` is the optimizer step at which it starts or goes on; what was heard of later ones before will come again.
+    `step` is the optimizer step at which it starts or goes on; what was heard of later ones before will come again. `past` has the figures of all steps
+    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"): who has lost some (a kill leaves
+    no time to finish) or was not there from the beginning finds them here.
     """
 
     name: str
@@ -19,6 +21,7 @@ class RunInfo:
     settings: dict[str, Any]
     plan: dict[str, Any]
     step: int
+    past: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 class Callback:

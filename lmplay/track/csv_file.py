@@ -10,15 +10,18 @@ from .callback import Callback, RunInfo
 
 
 class CsvTracker(Callback):
-    """Writes NAME_train.csv and NAME_validate.csv; when the run goes on, rows after its checkpoint are cut off first."""
+    """Writes NAME_train.csv and NAME_validate.csv; when the run goes on, they are made to agree with its checkpoint first."""
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         self._paths = {kind: run.folder / f"{run.name}_{kind}.csv" for kind in ("train", "validate")}
         self._files: dict[str, tuple[IO[str], csv.DictWriter[str]]] = {}
-        for path in self._paths.values():
-            if path.exists():
-                _cut_back(path, run.step)
+        newest = {kind: _cut_back(path, run.step) for kind, path in self._paths.items()}
+        past = [("train", row) for row in run.past.get("train", [])]
+        past += [("validate", {**row, "final": int(kind != "validation")}) for kind in ("validation", "final_validation") for row in run.past.get(kind, [])]
+        for kind, row in sorted(past, key=lambda entry: (entry[1]["step"], entry[1].get("final", 0))):
+            if row["step"] > newest[kind]:
+                self._write(kind, row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
@@ -44,13 +47,15 @@ class CsvTracker(Callback):
         self._files[kind][1].writerow(figures)
 
 
-def _cut_back(path: Path, step: int) -> None:
-    """Leave the rows up to a step; all of them go when the run starts anew."""
+def _cut_back(path: Path, step: int) -> int:
+    """Leave the rows up to a step, and give the step of the last one; all of them go when the run starts anew."""
     if not step:
-        path.unlink()
-        return
+        path.unlink(missing_ok=True)
+    if not path.exists():
+        return -1
     with open(path, encoding="utf-8", newline="") as file:
         header, *lines = file.read().splitlines(keepends=True) or [""]
     place = header.strip().split(",").index("step")
     kept = [line for line in lines if line.endswith("\n") and int(float(line.split(",")[place])) <= step]
     write_text(path, header + "".join(kept))
+    return int(float(kept[-1].split(",")[place])) if kept else -1

@@ -16,7 +16,7 @@ _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
 
 
 class MlflowTracker(Callback):
-    """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again."""
+    """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again, one that it lacks is."""
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
@@ -40,6 +40,9 @@ class MlflowTracker(Callback):
         self._sent: dict[str, int] = {}
         self._waiting: list[Any] = []
         self._last = time.monotonic()
+        for kind, rows in run.past.items():
+            for row in rows:
+                self._log(kind, row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""

@@ -10,7 +10,7 @@ from .callback import Callback, RunInfo
 
 
 class TensorBoardTracker(Callback):
-    """Writes event files under <out-dir>/tensorboard/NAME; each resume tells TensorBoard from which step on the older files no longer hold."""
+    """Writes an event file under <out-dir>/tensorboard/NAME; a resume writes it anew up to its checkpoint, so that it never holds a step twice."""
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
@@ -18,15 +18,18 @@ class TensorBoardTracker(Callback):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event = event_pb2.Event
-        self._step = run.step
-        self._writer = EventFileWriter(str(run.folder / "tensorboard" / f"{run.name}-{run.identity}"), flush_secs=10)
-        session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._writer.add_event(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        if run.step:
-            self._writer.add_event(self._event(wall_time=time.time(), step=run.step + 1, session_log=session))
-        else:
-            self._text("settings", json.dumps(run.settings, indent=2))
-            self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
+        self._step = 0
+        folder = run.folder / "tensorboard" / f"{run.name}-{run.identity}"
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+        # A TensorBoard that is running forgets what it has read of the older file.
+        self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
+        self._text("settings", json.dumps(run.settings, indent=2))
+        self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
+        for kind, rows in run.past.items():
+            for row in rows:
+                self._scalars(kind, row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""

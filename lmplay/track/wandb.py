@@ -1,28 +1,37 @@
 """`--track wandb`: Weights & Biases, online or offline as its own settings say (WANDB_MODE=offline).  Stats floor; needs the package `wandb`."""
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
-from ..files import write_text
 from .callback import Callback, RunInfo
 
 
 class WandbTracker(Callback):
-    """Logs to one run of project `lmplay`, which goes on over resumes; a step that it has got is not sent again."""
+    """Logs to one run of project `lmplay`, which goes on over resumes.
+
+    Online, a step that the server has is not sent again. Offline, what a killed run has written of itself cannot be trusted (the writer dies with it), so
+    what has not been synced is written anew.
+    """
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         import wandb
 
-        folder = run.folder / "wandb"
-        folder.mkdir(exist_ok=True)
-        self._mark = folder / f"{run.identity}.step"
-        # After a kill the run goes on from an older step, and does the same steps again: what was sent of them stands.
-        self._sent = int(self._mark.read_text()) if run.step and self._mark.exists() else run.step
+        parts = list((run.folder / "wandb").glob(f"offline-run-*-{run.identity}*"))
+        synced = [part for part in parts if any(part.glob("*.synced"))]
+        for part in parts:
+            if part not in synced:
+                shutil.rmtree(part, ignore_errors=True)
         self._run = wandb.init(project="lmplay", id=run.identity, name=run.name, resume="allow", dir=str(run.folder),
                                config={"settings": run.settings, "plan": run.plan}, settings=wandb.Settings(silent=True, console="off"))
+        # Of parts that have been synced by hand we know that they end at a checkpoint or later; the rest is sent.
+        self._sent = run.step if synced else self._run.step - 1
         self._row: dict[str, Any] = {}
+        past = [(kind, row) for kind, rows in run.past.items() for row in rows if row["step"] > self._sent]
+        for kind, row in sorted(past, key=lambda entry: entry[1]["step"]):
+            self._log(kind, row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
@@ -39,7 +48,7 @@ class WandbTracker(Callback):
         self._send()
         if pictures and status == "done":
             self._run.log({f"plots/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}, step=self._sent + 1)
-        self._run.finish(exit_code=1 if status == "failed" else 0, quiet=True)
+        self._run.finish(exit_code=1 if status == "failed" else 0)
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
         """Put figures to those of the same step: a step is sent once it is complete."""
@@ -54,4 +63,3 @@ class WandbTracker(Callback):
         if row and row["step"] > self._sent:
             self._run.log(row, step=row["step"])
             self._sent = row["step"]
-            write_text(self._mark, str(self._sent))
