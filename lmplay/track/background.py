@@ -1,0 +1,82 @@
+"""A tracker in a thread of its own: whatever it does, training goes on.  Stats floor."""
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .callback import Callback, RunInfo
+
+# Calls that may wait for a slow tracker; then the oldest are waited for no longer, and the tracker is given up.
+_MOST_WAITING = 10_000
+# How long (seconds) a tracker may take to finish at the end of the run.
+_PATIENCE = 30.0
+
+
+class Background(Callback):
+    """Passes every call on to a tracker, in order, in a thread; one that fails or hangs is given up, and the user is told once."""
+
+    def __init__(self, name: str, tracker: Callback, say: Callable[[str], None], patience: float = _PATIENCE, most_waiting: int = _MOST_WAITING):
+        """
+        :param name: what the user calls the tracker.
+        :param tracker: does the work.
+        :param say: tells the user.
+        :param patience: seconds to wait at the end.
+        :param most_waiting: calls that may wait.
+        """
+        self._name, self._tracker, self._say, self._patience = name, tracker, say, patience
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(most_waiting)
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def start(self, run: RunInfo) -> None:
+        """See :class:`Callback`."""
+        self._pass(lambda: self._tracker.start(run))
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._pass(lambda: self._tracker.train(figures))
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._pass(lambda: self._tracker.validation(figures, final))
+
+    def event(self, kind: str, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._pass(lambda: self._tracker.event(kind, figures))
+
+    def end(self, status: str, pictures: list[Path]) -> None:
+        """See :class:`Callback`; waits until all has been written, but not for ever."""
+        self._pass(lambda: self._tracker.end(status, pictures))
+        self._pass(None)
+        self._thread.join(self._patience)
+        if self._thread.is_alive():
+            self._give_up(f"has not finished within {self._patience:g} s")
+
+    def _pass(self, call: Callable[[], None] | None) -> None:
+        """Put a call in the queue."""
+        if self._given_up:
+            return
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._give_up("hangs")
+
+    def _work(self) -> None:
+        """Do the calls, in the thread."""
+        while (call := self._calls.get()) is not None and not self._given_up:
+            try:
+                call()
+            except Exception as error:
+                first = next(iter(str(error).splitlines()), "")
+                self._give_up(f"failed ({type(error).__name__}: {first})")
+                return
+
+    def _give_up(self, reason: str) -> None:
+        """Leave the tracker alone from now on."""
+        if not self._given_up:
+            self._given_up = True
+            self._say(f"WARNING: --track {self._name} {reason}; training goes on without it.")

@@ -1,0 +1,84 @@
+"""`--track mlflow`: MLflow, in the store that its own settings name, else <out-dir>/mlflow.db.  Stats floor; needs the package `mlflow`."""
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from .callback import Callback, RunInfo
+
+# Metrics are sent in groups: each group is a transaction.
+_SECONDS = 5.0
+_MOST = 900  # metrics of a request, by MLflow's own limit of 1000
+_LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
+
+
+class MlflowTracker(Callback):
+    """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again, one that it lacks is."""
+
+    def start(self, run: RunInfo) -> None:
+        """See :class:`Callback`."""
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        self._metric = Metric
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run.folder / 'mlflow.db').absolute()}")
+        experiment = self._client.get_experiment_by_name("lmplay")
+        number = experiment.experiment_id if experiment else self._client.create_experiment(
+            "lmplay", artifact_location=None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "mlflow").absolute().as_uri())
+        found = self._client.search_runs([number], f"tags.lmplay = '{run.identity}'")
+        if found:
+            self._run = found[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+        else:
+            self._run = self._client.create_run(number, run_name=run.name, tags={"lmplay": run.identity}).info.run_id
+            for name, value in run.settings.items():
+                self._client.log_param(self._run, name, str(value)[:_LONGEST])
+            self._client.log_text(self._run, json.dumps(run.plan, indent=2, ensure_ascii=False), "plan.json")
+        self._sent: dict[str, int] = {}
+        self._waiting: list[Any] = []
+        self._last = time.monotonic()
+        for kind, rows in run.past.items():
+            for row in rows:
+                self._log(kind, row)
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._log("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._log("final_validation" if final else "validation", figures)
+
+    def end(self, status: str, pictures: list[Path]) -> None:
+        """See :class:`Callback`."""
+        self._send()
+        for picture in pictures:
+            self._client.log_artifact(self._run, str(picture))
+        self._client.set_terminated(self._run, {"done": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))
+
+    def _log(self, kind: str, figures: dict[str, Any]) -> None:
+        """Take what was measured and is not there yet."""
+        step, now = int(figures["step"]), int(time.time() * 1000)
+        for name, value in figures.items():
+            key = f"{kind}/{name}"
+            if value is not None and name != "step" and step > self._newest(key):
+                self._waiting.append(self._metric(key, float(value), now, step))
+        if len(self._waiting) > _MOST or time.monotonic() - self._last > _SECONDS:
+            self._send()
+
+    def _newest(self, key: str) -> int:
+        """Give the newest step of a metric in the store when the run began or went on."""
+        if key not in self._sent:
+            history = self._client.get_metric_history(self._run, key)
+            self._sent[key] = max((metric.step for metric in history), default=-1)
+        return self._sent[key]
+
+    def _send(self) -> None:
+        """Send what waits."""
+        while self._waiting:
+            self._client.log_batch(self._run, metrics=self._waiting[:_MOST])
+            del self._waiting[:_MOST]
+        self._last = time.monotonic()

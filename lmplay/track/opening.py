@@ -1,0 +1,72 @@
+"""Finding the trackers and callbacks that were asked for.  Stats floor."""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import UserError, nearest
+from .background import Background
+from .callback import Callback, Callbacks
+
+# What each is called, the class, and the package it needs, which is an extra of ours of the same name.
+TRACKERS = {"csv": ("csv_file:CsvTracker", None), "tensorboard": ("tensorboard:TensorBoardTracker", "tensorboard"),
+            "wandb": ("wandb:WandbTracker", "wandb"), "mlflow": ("mlflow:MlflowTracker", "mlflow")}
+
+
+def open_callbacks(track: str | None, callback: str | None, say: Callable[[str], None]) -> Callbacks:
+    """Make the trackers and callbacks of a run.
+
+    :param track: names of trackers with commas between them (`--track`).
+    :param callback: ``module:Class`` of other callbacks, with commas between them (`--callback`).
+    :param say: tells the user when a tracker is given up.
+    :return: all of them as one.
+    :raises UserError: for each that is not there.
+    """
+    members: dict[str, Callback] = {}
+    faults: list[str] = []
+    for name in _listed(track):
+        try:
+            members[name] = Background(name, _tracker(name), say)
+        except UserError as error:
+            faults += error.faults
+    for name in _listed(callback):
+        try:
+            members[name] = _imported(name)
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    return Callbacks(members)
+
+
+def _listed(names: str | None) -> list[str]:
+    """Split a list of names."""
+    return list(dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip()))
+
+
+def _tracker(name: str) -> Callback:
+    """Make a tracker of ours."""
+    if name not in TRACKERS:
+        raise UserError(f"--track {name}: there is no such tracker.{nearest(name, TRACKERS)} There are: {', '.join(TRACKERS)}.")
+    target, package = TRACKERS[name]
+    if package is not None and find_spec(package) is None:
+        raise UserError(f"--track {name}: the package {package} is not installed; pip install 'lmplay[{package}]'.")
+    module, _, kind = target.partition(":")
+    made: Callback = getattr(importlib.import_module(f".{module}", __package__), kind)()
+    return made
+
+
+def _imported(name: str) -> Callback:
+    """Make a callback of somebody else's."""
+    module, colon, kind = name.partition(":")
+    if not colon or not module or not kind:
+        raise UserError(f"--callback {name}: allowed is module:Class, such as my_callbacks:Alarm.")
+    try:
+        made: Any = getattr(importlib.import_module(module), kind)()
+    except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
+        raise UserError(f"--callback {name}: cannot be made ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
+    if not isinstance(made, Callback):
+        raise UserError(f"--callback {name}: is no lmplay.track.callback.Callback; make it a subclass.")
+    return made

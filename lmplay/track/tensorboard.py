@@ -1,0 +1,73 @@
+"""`--track tensorboard`: event files that TensorBoard shows.  Stats floor; needs the package `tensorboard`."""
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from .callback import Callback, RunInfo
+
+
+class TensorBoardTracker(Callback):
+    """Writes an event file under <out-dir>/tensorboard/NAME; a resume writes it anew up to its checkpoint, so that it never holds a step twice."""
+
+    def start(self, run: RunInfo) -> None:
+        """See :class:`Callback`."""
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event = event_pb2.Event
+        self._step = 0
+        folder = run.folder / "tensorboard" / f"{run.name}-{run.identity}"
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = EventFileWriter(str(folder), flush_secs=10)
+        # A TensorBoard that is running forgets what it has read of the older file.
+        self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
+        self._text("settings", json.dumps(run.settings, indent=2))
+        self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
+        for kind, rows in run.past.items():
+            for row in rows:
+                self._scalars(kind, row)
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._scalars("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._scalars("final_validation" if final else "validation", figures)
+
+    def end(self, status: str, pictures: list[Path]) -> None:
+        """See :class:`Callback`."""
+        from PIL import Image
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for picture in pictures:
+            width, height = Image.open(picture).size
+            image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=picture.read_bytes())
+            self._add(Summary(value=[Summary.Value(tag=picture.stem, image=image)]))
+        self._writer.close()
+
+    def _scalars(self, kind: str, figures: dict[str, Any]) -> None:
+        """Write what was measured, by step; as doubles, so that the values are exactly those of the statistics."""
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
+
+        self._step = int(figures["step"])
+        scalars = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
+        self._add(Summary(value=[
+            Summary.Value(tag=f"{kind}/{name}", metadata=scalars, tensor=TensorProto(dtype=DT_DOUBLE, double_val=[value]))
+            for name, value in figures.items() if value is not None and name != "step"]))
+
+    def _text(self, tag: str, text: str) -> None:
+        """Write a text."""
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._add(text_pb(tag, f"```\n{text}\n```"))
+
+    def _add(self, summary: Any) -> None:
+        """Write a summary at the newest step."""
+        self._writer.add_event(self._event(wall_time=time.time(), step=self._step, summary=summary))

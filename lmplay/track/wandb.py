@@ -1,0 +1,65 @@
+"""`--track wandb`: Weights & Biases, online or offline as its own settings say (WANDB_MODE=offline).  Stats floor; needs the package `wandb`."""
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .callback import Callback, RunInfo
+
+
+class WandbTracker(Callback):
+    """Logs to one run of project `lmplay`, which goes on over resumes.
+
+    Online, a step that the server has is not sent again. Offline, what a killed run has written of itself cannot be trusted (the writer dies with it), so
+    what has not been synced is written anew.
+    """
+
+    def start(self, run: RunInfo) -> None:
+        """See :class:`Callback`."""
+        import wandb
+
+        parts = list((run.folder / "wandb").glob(f"offline-run-*-{run.identity}*"))
+        synced = [part for part in parts if any(part.glob("*.synced"))]
+        for part in parts:
+            if part not in synced:
+                shutil.rmtree(part, ignore_errors=True)
+        self._run = wandb.init(project="lmplay", id=run.identity, name=run.name, resume="allow", dir=str(run.folder),
+                               config={"settings": run.settings, "plan": run.plan}, settings=wandb.Settings(silent=True, console="off"))
+        # Of parts that have been synced by hand we know that they end at a checkpoint or later; the rest is sent.
+        self._sent = run.step if synced else self._run.step - 1
+        self._row: dict[str, Any] = {}
+        past = [(kind, row) for kind, rows in run.past.items() for row in rows if row["step"] > self._sent]
+        for kind, row in sorted(past, key=lambda entry: entry[1]["step"]):
+            self._log(kind, row)
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._log("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._log("final_validation" if final else "validation", figures)
+
+    def end(self, status: str, pictures: list[Path]) -> None:
+        """See :class:`Callback`."""
+        import wandb
+
+        self._send()
+        if pictures and status == "done":
+            self._run.log({f"plots/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}, step=self._sent + 1)
+        self._run.finish(exit_code=1 if status == "failed" else 0)
+
+    def _log(self, kind: str, figures: dict[str, Any]) -> None:
+        """Put figures to those of the same step: a step is sent once it is complete."""
+        step = int(figures["step"])
+        if self._row and self._row["step"] != step:
+            self._send()
+        self._row |= {"step": step, **{f"{kind}/{name}": value for name, value in figures.items() if value is not None and name != "step"}}
+
+    def _send(self) -> None:
+        """Send the row at hand."""
+        row, self._row = self._row, {}
+        if row and row["step"] > self._sent:
+            self._run.log(row, step=row["step"])
+            self._sent = row["step"]
