@@ -99,7 +99,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
     for stage in stages:
         freeze(shapes, stage, settings)
-    stage_data = _open_stages(settings, curriculum, stage_settings)
+    stage_data = open_stages(settings, curriculum, stage_settings)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
 
     seed_everything(settings.seed)
@@ -189,7 +189,7 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
         raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
 
 
-def _open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> dict[str, StageData]:
+def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> dict[str, StageData]:
     """Open the data of all stages that are left, so that a file missing in the last is known now; all faults together."""
     opened, faults = {}, []
     for stage, state in curriculum.remaining():

@@ -1,6 +1,7 @@
 """The door `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -81,6 +82,12 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         from ..engine.describe import describe
 
         report.say(describe(settings, plan))
+        return 0
+    if settings.check_plan:
+        from ..engine.audit import audit, show
+
+        found = audit(settings, plan)
+        report.say(json.dumps(found, indent=2) if settings.json else show(found))
         return 0
     from ..engine.loop import train
     from ..engine.run import open_run
