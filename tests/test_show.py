@@ -2,10 +2,13 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from helpers import sentences, write_plan, write_rows
 
 from lmplay.data.batcher import Batcher
+from lmplay.data.continuation import Cutter, Piece
+from lmplay.data.sentences import Cut
 from lmplay.data.stage import StageData
 from lmplay.plan.load import load_plan
 from lmplay.tokenizer import load_tokenizer
@@ -111,7 +114,7 @@ def test_samples_are_shown_as_the_model_sees_them(folder, capsys):
             assert "".join(span["text"] for span in piece["spans"]) == BYTES.decode(piece["ids"])
             assert sum(len(span["text"].encode()) + span["end"] for span in piece["spans"] if span["learned"]) == piece["learned_tokens"]
             assert piece["learned_tokens"] <= piece["truth_tokens"] == len(piece["ids"]) - piece["prompt_tokens"]
-            assert piece["last"] == (piece["ends_at"] == "end")
+            assert piece["last"] or piece["ends_at"] != "end"
         assert pieces[-1]["spans"][-1] == {"text": "", "learned": True, "end": True}
         assert [piece["last"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         learned = "".join(span["text"] for piece in pieces for span in piece["spans"] if span["learned"])
@@ -120,6 +123,20 @@ def test_samples_are_shown_as_the_model_sees_them(folder, capsys):
         else:
             assert "hello\nyou" in learned
             assert "so long" in learned
+
+
+def test_what_is_given_inside_a_chat_is_shown_as_given(folder, capsys, monkeypatch):
+    def cut(self, sample):
+        tokens = np.array([*b"Q\n\nA", BYTES.end_id, *b"QQA", BYTES.end_id])
+        return [Piece(sample, tokens, 3, "AA", Cut.END, 0, True, np.array([1, 1, 0, 0, 1, 1], dtype=bool))]
+
+    monkeypatch.setattr(Cutter, "cut", cut)
+    piece = look_json(capsys, "--show-samples", 1)[0]["pieces"][0]
+    assert [(span["text"], span["learned"], span["end"]) for span in piece["spans"]] == [
+        ("Q\n\n", False, False), ("A", True, False), ("", True, True), ("QQ", False, False), ("A", True, False), ("", True, True)]
+    assert (piece["prompt_tokens"], piece["truth_tokens"], piece["learned_tokens"]) == (3, 6, 4)
+    text = look(capsys, "--show-samples", 1)[1]
+    assert "    given │ Q⏎\n          │ ⏎\n  learned │ A⏹\n    given │ QQ\n  learned │ A⏹\n" in text
 
 
 @pytest.mark.parametrize(("terminal", "no_color", "grey"), [(True, "", True), (True, "1", False), (False, "", False)])

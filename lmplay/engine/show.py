@@ -125,7 +125,8 @@ def _make_batch(look: _Look, number: int) -> Batch:
 
 def _flags(piece: Piece) -> list[bool]:
     """Tell of each token whether it is learned."""
-    return [number >= piece.n_prompt for number in range(len(piece.tokens))]
+    n_rest = len(piece.tokens) - piece.n_prompt
+    return [False] * piece.n_prompt + ([True] * n_rest if piece.learned is None else piece.learned.tolist())
 
 
 def _spans(piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
