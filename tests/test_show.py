@@ -1,10 +1,11 @@
 """`--show-samples` and `--show-batch`: they show what training sees, exactly, and leave nothing behind."""
 import json
+import subprocess
 import sys
 
 import numpy as np
 import pytest
-from helpers import sentences, write_plan, write_rows
+from helpers import ENVIRONMENT, sentences, write_plan, write_rows
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter, Piece
@@ -159,6 +160,14 @@ def test_looking_leaves_nothing_behind(folder, capsys):
         assert look(capsys, *arguments)[0] == 0
     out = folder / "out_gpt"
     assert not out.exists() or {path.name for path in out.iterdir()} <= {"datasets"}
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(folder):
+    command = [sys.executable, "-m", "lmplay.train", *SMALL, "--show-samples", "30"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
 
 
 def test_data_that_has_changed_is_not_what_was_trained_on(folder, capsys, monkeypatch):

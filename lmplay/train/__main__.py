@@ -86,7 +86,10 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     if settings.show_samples or settings.show_batch is not None:
         from ..engine.show import show
 
-        report.say(show(settings, plan))
+        try:
+            report.say(show(settings, plan))
+        except BrokenPipeError:  # whoever reads, `head` say, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     from ..engine.loop import train
     from ..engine.run import open_run
