@@ -179,7 +179,8 @@ def test_a_mix_goes_on_from_any_position(stop, weights, stopping):
 
 def test_the_usual_names_of_fields_are_found():
     def read(row, roles=None):
-        return choose_reading("x", row, roles)(row)
+        sample = choose_reading("x", row, roles)(row)
+        return sample.prompt, sample.truth
 
     assert read({"id": "1", "Text": "words", "title": "A"}) == ("A" + BREAK, "words")
     assert read({"text": "words", "title": None}) == ("", "words")

@@ -39,6 +39,7 @@ class Piece:
     cut: Cut
     number: int
     last: bool
+    learned: np.ndarray | None = None
 
     @property
     def n_truth(self) -> int:

@@ -104,7 +104,7 @@ class StageData:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         source = open_source(spec, "train", folder)
         assert source is not None
-        self._readings.append(choose_reading(source.name, _columns(source), spec.columns))
+        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat))
         self.sources.append(source)
         settings = self._stage.validation
         if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
@@ -119,7 +119,7 @@ class StageData:
         """Open validation rows that stand apart; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns), spec.weight))
+            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat), spec.weight))
         return source is not None
 
     def _order(self, number: int, validation: bool) -> Order:

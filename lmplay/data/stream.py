@@ -76,12 +76,12 @@ class SampleStream:
                 continue
             source, index, row = found
             try:
-                prompt, truth = self._readings[source](row)
+                sample = self._readings[source](row, source, index)
             except Skipped as reason:
                 self.skipped[str(reason)] += 1
                 continue
             self._samples += 1
-            return Sample(prompt, truth, source, index, row.get("nats"))
+            return sample
         return None
 
     def state(self) -> dict[str, Any]:

@@ -224,7 +224,7 @@ def _peak_memory(device: torch.device) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def show(report: dict[str, Any]) -> str:
+def show_audit(report: dict[str, Any]) -> str:
     """Write what :func:`audit` found for people.
 
     :param report: its result.

@@ -14,8 +14,9 @@ from .catalog import CATALOG, expand, is_builtin
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 LENGTHS = ("epochs", "samples", "tokens")
-ROLES = ("text", "title", "prompt", "truth", "messages")
-COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"messages"})
+ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
+COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"})
+_COLUMN_SETS_IN_WORDS = "text, text and title, prompt and truth, instruction (and input) and output, or messages"
 
 ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
 
@@ -98,7 +99,7 @@ class SourceSpec(Part):
     split: Text | None = option("Split to read", "a text")
     revision: Text | None = option("Revision of a hub data set", "a text: branch, tag or commit")
     streaming: bool | None = option("Read while training instead of downloading first", "true or false")
-    columns: Columns | None = option("Which field of a row is what", "an object of text (and title), prompt and truth, or messages to field names")
+    columns: Columns | None = option("Which field of a row is what", f"an object of {_COLUMN_SETS_IN_WORDS} to field names")
     weight: float | None = option("Share of this source in the mix", "a number above 0", gt=0)
     encoding_errors: Literal["replace", "refuse"] | None = option("What is done with bytes that are not UTF-8", "replace (and count) or refuse")
     on_bad_row: Literal["skip", "stop"] | None = option("What is done with a row that cannot be read", "skip (and count) or stop")
@@ -113,7 +114,7 @@ class SourceSpec(Part):
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         columns = given.get("columns")
         if isinstance(columns, dict) and set(columns) <= set(ROLES) and set(columns) not in COLUMN_SETS:
-            yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: text, text and title, prompt and truth, or messages"
+            yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: {_COLUMN_SETS_IN_WORDS}"
         if str(given.get("path")).startswith("builtin:"):
             for key in ("config", "split", "revision", "streaming"):
                 if key in given:

@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: Settings, arguments: list[str]) -> int:
     """Answer what needs no torch; for the rest, import the engine."""
+    _check_looks(settings)
     if settings.exp == "list":
         from ..exp import experiments
 
@@ -84,10 +85,18 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         report.say(describe(settings, plan))
         return 0
     if settings.check_plan:
-        from ..engine.audit import audit, show
+        from ..engine.audit import audit, show_audit
 
         found = audit(settings, plan)
-        report.say(json.dumps(found, indent=2) if settings.json else show(found))
+        report.say(json.dumps(found, indent=2) if settings.json else show_audit(found))
+        return 0
+    if settings.show_samples or settings.show_batch is not None:
+        from ..engine.show import show
+
+        try:
+            report.say(show(settings, plan))
+        except BrokenPipeError:  # whoever reads, `head` say, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     from ..engine.loop import train
     from ..engine.run import open_run
@@ -97,6 +106,16 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         return 0
     interrupt.at_work = True
     return train(run)
+
+
+def _check_looks(settings: Settings) -> None:
+    """Refuse two flags that each print something and end, and --json where there is nothing to print."""
+    as_json = ("check_plan", "inspect", "show_samples", "show_batch")
+    looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
+    if len(looks) > 1:
+        raise UserError(f"{' and '.join(looks)} together: each of them prints something and ends; give one.")
+    if settings.json and not any(getattr(settings, name) for name in as_json):
+        raise UserError("--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.")
 
 
 def _check_names(settings: Settings, plan: Plan) -> None:

@@ -32,6 +32,13 @@ class Source:
     columns: tuple[str, ...] | None
     fingerprint: dict[str, Any]
 
+    def place(self, index: int) -> str:
+        """Say where a row is, for a message: "a.jsonl, line 7".
+
+        :param index: its ordinal number, from 0.
+        """
+        return f"{self.name}, row {index + 1}"
+
 
 class IndexedSource(Source, ABC):
     """Rows by number, each at the same cost; `n_rows` is None for an endless source."""
