@@ -44,6 +44,7 @@ class Sample:
     row: int = 0
     nats: float | None = None
     turns: tuple[Turn, ...] = ()
+    chat: str | None = None
 
 
 class Skipped(Exception):

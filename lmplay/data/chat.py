@@ -1,0 +1,184 @@
+"""Chats written out: turns to parts of text, by a tokenizer's chat template or a plain one of ours.  Data floor, no torch.
+
+A template of a tokenizer is a program that somebody else wrote: it runs in the sandbox of `transformers`, and it never sees what people said. It is
+given placeholders, and the contents are put where these come out. So their places are known exactly, whatever looks like a special token in them stays
+text, and a template runs once for each sequence of roles.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..errors import UserError
+from .samples import BREAK, Turn
+
+# A placeholder: its turn's number between two private characters, in blanks that a template which trims contents takes away.
+_PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
+_PRIVATE = re.compile("[\u2003\ue000\ue001]")
+# What templates are told when they ask for the date: always the same, else no batch could be repeated. Llama 3's has this one where it cannot ask.
+_TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a chat.
+
+    `learned` parts are trained on, the others given. In `markup`, which is a template's own text, special tokens are read as such; everywhere else
+    they are text. An `end` part has no text: it stands for the tokenizer's end token.
+    """
+
+    text: str
+    learned: bool = True
+    markup: bool = False
+    end: bool = False
+
+
+def write_out(turns: Sequence[Turn], template: str | None, end_text: str, begin_text: str = "") -> tuple[list[Part], list[Part]]:
+    """Write a chat out; what is learned is every answer, and the mark at its end.
+
+    The end token after the last answer is not among the parts: it is added to every sample, and what a template writes in its place is left out.
+
+    :param turns: the last one is an answer.
+    :param template: a chat template in Jinja, as tokenizers have it; None for the plain one.
+    :param end_text: the text of the tokenizer's end token.
+    :param begin_text: the text of its token for the beginning, where it has one.
+    :return: the parts before the first answer, and those from there on.
+    :raises UserError: when the template does not write these turns, or not as they are.
+    """
+    if template is None:
+        parts = _write_plain(turns)
+    else:
+        parts = []
+        for slot in _lay_out(template, tuple((turn.role, turn.learned) for turn in turns), end_text, begin_text):
+            parts.append(slot.fill(turns[slot.number]) if isinstance(slot, _Slot) else slot)
+    first = next(number for number, part in enumerate(parts) if part.learned)
+    return parts[:first], parts[first:]
+
+
+def choose_template(chat: str | None, template: str | None) -> str | None:
+    """Choose how the chats of a source are written out.
+
+    :param chat: the plan's `chat`: "plain", "tokenizer", or None for the tokenizer's template where it has one.
+    :param template: the tokenizer's.
+    :return: the template; None for the plain one.
+    :raises UserError: when there is no template and the plan insists on it.
+    """
+    if chat == "tokenizer" and template is None:
+        raise UserError('"chat": "tokenizer": the tokenizer has no chat template; leave it out, or choose a tokenizer that has one.')
+    return None if chat == "plain" else template
+
+
+def _write_plain(turns: Sequence[Turn]) -> list[Part]:
+    """Write "role: content", a blank line between turns, an end token after each answer."""
+    parts: list[Part] = []
+    given = ""
+    for number, turn in enumerate(turns):
+        given += f"{BREAK if number else ''}{turn.role}: "
+        if not turn.learned:
+            given += turn.content
+            continue
+        parts += [Part(given, learned=False), Part(turn.content)]
+        given = ""
+        if number < len(turns) - 1:
+            parts.append(Part("", end=True))
+    return parts
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where the content of a turn goes, and what the template takes off its ends."""
+
+    number: int
+    keeps_left: bool
+    keeps_right: bool
+
+    def fill(self, turn: Turn) -> Part:
+        """Put the content in."""
+        text = turn.content if self.keeps_left else turn.content.lstrip()
+        return Part(text if self.keeps_right else text.rstrip(), turn.learned)
+
+
+@lru_cache(maxsize=4096)
+def _lay_out(template: str, kinds: tuple[tuple[str, bool], ...], end_text: str, begin_text: str) -> tuple[Part | _Slot, ...]:
+    """Find out what a template writes around turns of these roles: as they are, else as far as they can be folded into what it takes."""
+    as_is = [(role, [number]) for number, (role, _) in enumerate(kinds)]
+    try:
+        slots = _render(template, as_is, end_text, begin_text)
+    except _NotWritten as reason:
+        try:
+            slots = _render(template, _fold(as_is), end_text, begin_text)
+        except _NotWritten:
+            raise UserError(f"the tokenizer's chat template does not write a chat of {', '.join(role for role, _ in kinds)} ({reason}); "
+                            'with "chat": "plain" on its source it is written in a plain form.') from None
+    return tuple(_mark_ends(slots, [learned for _, learned in kinds], end_text))
+
+
+class _NotWritten(Exception):
+    """A template refuses some turns, or doesn't show them; the message is the reason."""
+
+
+def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: str, begin_text: str) -> list[str | _Slot]:
+    """Render placeholders in place of contents.
+
+    :param messages: roles, each with the numbers of the turns that are its content.
+    :return: text and slots in turns: text first and last.
+    :raises _NotWritten: when one of the turns does not come out.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rows = [{"role": role, "content": BREAK.join(f"\u2003\ue000{number}\ue001\u2003" for number in numbers)} for role, numbers in messages]
+    try:
+        written = render_jinja_template([rows], chat_template=_TODAY + template, eos_token=end_text, bos_token=begin_text)[0][0]
+    except Exception as error:  # whatever a program of others may fail with
+        raise _NotWritten(str(error).strip() or type(error).__name__) from None
+    texts = _PLACE.split(written)
+    found: list[str | _Slot] = [texts[0]]
+    for left, number, right, text in zip(*(texts[i::4] for i in range(1, 5)), strict=True):
+        found += [_Slot(int(number), bool(left), bool(right)), text]
+    numbers = [slot.number for slot in found if isinstance(slot, _Slot)]
+    for role, group in messages:
+        if any(numbers.count(number) != 1 for number in group):
+            raise _NotWritten(f"it does not show what {role} says once")
+    if numbers != sorted(numbers) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):
+        raise _NotWritten("it changes what is said")
+    return found
+
+
+def _fold(messages: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
+    """Make a chat of users and assistants in turns: a system's words go before the next, tools speak as users, neighbours of a role become one."""
+    folded: list[tuple[str, list[int]]] = []
+    for role, numbers in messages:
+        role = role if role == "assistant" else "user"
+        if folded and folded[-1][0] == role:
+            folded[-1][1].extend(numbers)
+        else:
+            folded.append((role, list(numbers)))
+    return folded
+
+
+def _mark_ends(slots: list[str | _Slot], learned: list[bool], end_text: str) -> list[Part | _Slot]:
+    """Make parts of the text between the slots: the mark right after an answer is learned, the rest given.
+
+    The mark is what the template writes after the last answer.
+    """
+    tail = slots[-1]
+    assert isinstance(tail, str)
+    before_end, end, _ = tail.partition(end_text) if end_text else (tail, "", "")
+    last = before_end if end else before_end.rstrip()
+    mark = last.rstrip() or before_end + end
+    parts: list[Part | _Slot] = []
+    for number, slot in enumerate(slots):
+        if isinstance(slot, _Slot):
+            parts.append(slot)
+            continue
+        previous = slots[number - 1] if number else None
+        is_after_answer = isinstance(previous, _Slot) and learned[previous.number]
+        if number == len(slots) - 1:
+            ending, rest = last, ""
+        else:
+            ending = mark if is_after_answer and mark.strip() and slot.startswith(mark) else ""
+            rest = slot[len(ending):]
+        parts += [Part(text, is_learned, markup=True) for text, is_learned in ((ending, True), (rest, False)) if text]
+    return parts
