@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ _KNOWN_SPLITS = (_LLAMA3, _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))
 # The classes of characters these are made of. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s", r"(?i:[sdmtlrve])")
 _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x3000, 0x40000, 16)) if not 0xD800 <= code < 0xE000)))
-# A run of white space this long goes to `tokenizers`: from several 100,000 on, tiktoken's regular expressions fail.
-_LONG_SPACE = 10_000
+# A text with a run of white space twice this long goes to `tokenizers`: from some 100,000 on, tiktoken's regular expressions fail.
+_LONG_SPACE = 20_000
 _LONG_SPACE_RUN = re.compile(rf"\s{{{_LONG_SPACE}}}")
 # Both are asked for this once, when a tokenizer is loaded.
 _PROBE = """The cat's 3.14 and I'LL've don'T we're; 1234567890 ½ ² Ⅷ ٣٤  two   three\t\ttabs \n\n  lines\r\n\r\n end.  \n \u00a0\u2003x\u3000。
@@ -54,9 +55,11 @@ class BytePairs:
         """
         import numpy as np
 
-        if any(map(str.isspace, text[::_LONG_SPACE])) and _LONG_SPACE_RUN.search(text):
+        here_and_there = text[::_LONG_SPACE]  # two of these, one after the other, lie in such a run
+        if any(a.isspace() and b.isspace() for a, b in pairwise(here_and_there)) and _LONG_SPACE_RUN.search(text):
             return None
-        return self._ids[np.array(self._encoding.encode_ordinary(text), dtype=np.int32)]
+        ranks = self._encoding.encode_ordinary(text)
+        return self._ids[np.fromiter(ranks, np.int32, len(ranks))]
 
 
 def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:

@@ -11,11 +11,15 @@ from enum import IntEnum
 _FULL_STOPS = "。！？｡．।॥෴።፧፨។៕၊။།༎։᠃᠉᥄᥅᪨᪩᪪᪫᭚᭛᭞᭟᰻᰼᱾᱿꓿꘎꘏꡶꡷꣎꣏꤯꧈꧉꩝꩞꩟꫰꫱꯫﹒﹖﹗܀܁܂۔؟؝"
 _CLOSERS = "\"'”’»›)\\]}）」』】〉》〕］｝＂＇"
 _OPENERS = "(\\[{„“‘«‹¿¡"
-_MARKS, _COMMAS = ".!?…‼⁇⁈⁉", ",;:–—،؛፣፤፥"
+_MARKS, _COMMAS, _WIDE_COMMAS = ".!?…‼⁇⁈⁉", ",;:–—،؛፣፤፥", "、，；：·"
 # The marks with white space behind them, those that need none, and the end of a paragraph. A match begins where a run of marks does: so what is found
-# does not depend on where the search starts, and a long run is looked at once.
-_SENTENCE = re.compile(rf"(?:(?<![{_MARKS}])[{_MARKS}]+[{_CLOSERS}]*(?=\s|$)|[{_FULL_STOPS}]+[{_CLOSERS}]*)(?:[^\S\n]*\n\s*)?|\n[^\S\n]*\n\s*")
-_CLAUSE = re.compile(rf"(?<![{_COMMAS}])[{_COMMAS}]+[{_CLOSERS}]*(?=\s)|[、，；：·]+[{_CLOSERS}]*|\n+")
+# does not depend on where the search starts, and a long run is looked at once. One class of characters comes first: that is what `re` finds quickly.
+_SENTENCE = re.compile(
+    rf"[{_MARKS}{_FULL_STOPS}\n](?:(?:(?<=[{_MARKS}])(?<![{_MARKS}]{{2}})[{_MARKS}]*[{_CLOSERS}]*(?=\s|$)|(?<=[{_FULL_STOPS}])[{_FULL_STOPS}]*[{_CLOSERS}]*)"
+    r"(?:[^\S\n]*\n\s*)?|(?<=\n)[^\S\n]*\n\s*)")
+_CLAUSE = re.compile(
+    rf"[{_COMMAS}{_WIDE_COMMAS}\n](?:(?<=[{_COMMAS}])(?<![{_COMMAS}]{{2}})[{_COMMAS}]*[{_CLOSERS}]*(?=\s)"
+    rf"|(?<=[{_WIDE_COMMAS}])[{_WIDE_COMMAS}]*[{_CLOSERS}]*|(?<=\n)\n*)")
 _BETWEEN = re.compile(rf"\s*[{_CLOSERS}{_OPENERS}]*\s*")
 _WORD = re.compile(r"(?=\s)(?<=\S)")
 # Words that a full stop follows without ending the sentence; in lower case, for several languages.
