@@ -14,7 +14,9 @@ _MOST_WAITING = 32
 
 
 class Samples(Protocol):
-    """Where samples come from."""
+    """Where samples come from; `skipped` counts those that could not be used, by reason."""
+
+    skipped: Counter[str]
 
     @property
     def progress(self) -> float | None:
@@ -135,6 +137,8 @@ class Batcher:
             self._ended = True
             return
         self._waiting.append(_Waiting(self._read, before, self.cutter.cut(sample)))
+        if not self._waiting[-1].pieces:
+            self.samples.skipped["no tokens"] += 1
         self._read += 1
         self._tokens += sum(piece.n_truth for piece in self._waiting[-1].pieces)
 

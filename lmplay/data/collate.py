@@ -14,8 +14,9 @@ from .continuation import Piece
 class MiniBatch:
     """What goes through the device at once.
 
-    `tokens` [B, T] are the inputs, padded on the right; `positions` [N] are the places in the flattened [B*T] whose next token is truth, `targets` [N]
-    those tokens. `rows` says for each piece its number in the batch and where its truth lies in the N positions. `n_padding` counts padded places.
+    `tokens` [B, T] are the inputs, padded on the right; `positions` [N] are the places in the flattened [B*T] whose next token is to be learned,
+    `targets` [N] those tokens. `rows` says for each piece its number in the batch and where its truth lies in the N positions. `n_padding` counts
+    padded places.
     """
 
     tokens: torch.Tensor
@@ -60,10 +61,12 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], multiple: int, mos
     for row, number in enumerate(numbers):
         piece = pieces[number]
         tokens[row, :len(piece.tokens) - 1] = piece.tokens[:-1]
-        positions.append(np.arange(piece.n_prompt - 1, len(piece.tokens) - 1) + row * width)
-        targets.append(piece.tokens[piece.n_prompt:])
-        rows.append((number, slice(begin, begin + piece.n_truth)))
-        begin += piece.n_truth
+        places = np.arange(row * width + piece.n_prompt - 1, row * width + len(piece.tokens) - 1)
+        truth = piece.tokens[piece.n_prompt:]
+        positions.append(places if piece.learned is None else places[piece.learned])
+        targets.append(truth if piece.learned is None else truth[piece.learned])
+        rows.append((number, slice(begin, begin + len(targets[-1]))))
+        begin += len(targets[-1])
     real = sum(len(pieces[number].tokens) - 1 for number in numbers)
     return MiniBatch(torch.from_numpy(tokens), torch.from_numpy(np.concatenate(positions)),
                      torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - real)

@@ -1,12 +1,17 @@
-"""Samples to pieces: a long text is tokenized once and cut at sentence ends into pieces that fit the context.  Data floor, no torch."""
+"""Samples to pieces: a long text is tokenized once and cut at sentence ends into pieces that fit the context.  Data floor, no torch.
+
+A chat is cut as a text is: it is what was written out from its first answer on, with stretches in it that are given.
+"""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..tokenizer import Encoded, Tokenizer
+from .chat import Part, choose_template, write_out
 from .samples import Sample
 from .sentences import Cut, last_cut, splits_character
 
@@ -28,8 +33,9 @@ _SPACES = re.compile(r"\s+")
 class Piece:
     """A sample, or a part of one: what the model is trained on.
 
-    `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned.
-    `truth` is the part's text, `cut` says what it ends at. `number` counts the sample's pieces from 0, `last` marks the final one.
+    `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
+    what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
+    sample's pieces from 0, `last` marks the final one.
     """
 
     sample: Sample
@@ -44,7 +50,7 @@ class Piece:
     @property
     def n_truth(self) -> int:
         """Count the tokens to be learned, the end token included."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) - self.n_prompt if self.learned is None else int(self.learned.sum())
 
 
 class Cutter:
@@ -56,40 +62,90 @@ class Cutter:
         :param context_len: the most tokens a piece may have, prompt and end token included; at least SMALLEST_CONTEXT.
         :param estimate: also end a piece where 1.5 tokens a word would fill the context.
         """
+        import numpy as np
+
         if context_len < SMALLEST_CONTEXT:
             raise ValueError(f"context_len {context_len} is below {SMALLEST_CONTEXT}")
         self._tokenizer = tokenizer
         self.context_len = context_len
         self._estimate = estimate
         self._tail = min(context_len // _TAIL_SHARE, _TAIL_MOST)
-        self._encode_short = lru_cache(maxsize=256)(lambda text: tokenizer.encode(text).ids)
+        self._end = np.array([tokenizer.end_id], dtype=np.int32)
+        self._dots = tokenizer.encode(_DOTS).ids
+        self._encode_given = lru_cache(maxsize=256)(tokenizer.encode)
+        self._encode_markup = lru_cache(maxsize=256)(tokenizer.encode_markup)
 
     def cut(self, sample: Sample) -> list[Piece]:
-        """Cut a sample; its truths, joined, are its text.
+        """Cut a sample; its truths, joined, are its text, or the answers of its chat.
 
-        :param sample: with a truth that is not empty.
-        :return: at least one piece; each fits the context.
+        :param sample: with a truth that is not empty, or turns.
+        :return: pieces that fit the context, each with something to learn; none where the tokenizer has no token for any of the text.
+        """
+        if not sample.turns:
+            return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),))
+        template = choose_template(sample.chat, self._tokenizer.chat_template)
+        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text))
+
+    def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part]) -> list[Piece]:
+        """Cut what a sample has been written out to.
+
+        :param sample: what the pieces are of.
+        :param given: the prompt.
+        :param truth: what follows, of which the learned parts are learned; an end token comes after the last.
+        :return: as :meth:`cut`.
         """
         import numpy as np
 
-        head = self._encode_short(sample.prompt)
-        encoded = self._tokenizer.encode(sample.truth)
-        end = np.array([self._tokenizer.end_id], dtype=np.int32)
-        prompt = head[-(self.context_len // 2):] if len(head) else end
+        head = np.concatenate([self._encode(part).ids for part in given]) if given else self._end[:0]
+        text, encoded, learned = self._join(truth)
+        prompt = head[-(self.context_len // 2):] if len(head) else self._end
         pieces: list[Piece] = []
         begin, n = 0, len(encoded.ids)
-        while True:
-            room = self.context_len - len(prompt) - 1
-            to, cut = self._end_of_piece(sample.truth, encoded, begin, room)
-            last = to == n
-            truth = sample.truth[encoded.starts[begin]:encoded.starts[to]]
-            tokens = np.concatenate([prompt, encoded.ids[begin:to], end] if last else [prompt, encoded.ids[begin:to]])
-            pieces.append(Piece(sample, tokens, len(prompt), truth, cut, len(pieces), last))
-            if last:
-                return pieces
-            prompt = np.concatenate([head[-(self.context_len // _TITLE_SHARE):], self._encode_short(_DOTS),
-                                     encoded.ids[self._tail_start(sample.truth, encoded, begin, to):to]])
+        while begin < n:
+            to, cut = self._end_of_piece(text, encoded, begin, self.context_len - len(prompt) - 1)
+            tokens = np.concatenate([prompt, encoded.ids[begin:to], self._end] if to == n else [prompt, encoded.ids[begin:to]])
+            if learned is None:
+                pieces.append(Piece(sample, tokens, len(prompt), text[encoded.starts[begin]:encoded.starts[to]], cut, len(pieces), to == n))
+            elif learned[begin:to].any():
+                flags = learned[begin:to + 1] if to == n else learned[begin:to]
+                pieces.append(Piece(sample, tokens, len(prompt), _learned_text(text, encoded, learned, begin, to), cut, len(pieces), to == n, flags))
+            prompt = np.concatenate([head[-(self.context_len // _TITLE_SHARE):], self._dots,
+                                     encoded.ids[self._tail_start(text, encoded, begin, to):to]])
             begin = to
+        if pieces and not pieces[-1].last:  # nothing is learned in what follows
+            pieces[-1] = replace(pieces[-1], last=True)
+        return pieces
+
+    def _encode(self, part: Part) -> Encoded:
+        """Encode a part by itself; what is given, a title or what a template writes, often comes again."""
+        import numpy as np
+
+        if part.end:
+            return Encoded(self._end, np.zeros(2, dtype=np.int64), np.ones(2, dtype=bool))
+        if part.markup:
+            return self._encode_markup(part.text)
+        return self._tokenizer.encode(part.text) if part.learned else self._encode_given(part.text)
+
+    def _join(self, parts: Sequence[Part]) -> tuple[str, Encoded, np.ndarray | None]:
+        """Encode parts one by one, and put them together.
+
+        :param parts: at least one.
+        :return: their text, its tokens, and which tokens are learned (the end token after the last included), or None where all are.
+        """
+        import numpy as np
+
+        if len(parts) == 1 and parts[0].learned:
+            return parts[0].text, self._encode(parts[0]), None
+        encoded = [self._encode(part) for part in parts]
+        begins = np.cumsum([0, *(len(part.text) for part in parts)])
+        firsts = np.cumsum([0, *(len(one.ids) for one in encoded)])
+        starts = np.concatenate([[0], *(one.starts[1:] + begin for one, begin in zip(encoded, begins[:-1], strict=True))])
+        cuttable = np.concatenate([[True], *(one.cuttable[1:] for one in encoded)])
+        starts[-1] = begins[-1]
+        cuttable[[first for part, first in zip(parts, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
+        cuttable[-1] = True
+        learned = np.repeat([part.learned for part in (*parts, parts[-1])], [*(len(one.ids) for one in encoded), 1])
+        return "".join(part.text for part in parts), Encoded(np.concatenate([one.ids for one in encoded]), starts, cuttable), learned
 
     def _end_of_piece(self, text: str, encoded: Encoded, begin: int, room: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.
@@ -110,33 +166,49 @@ class Cutter:
             return n, Cut.END
         found = last_cut(text, position, limit)
         if found is not None:
-            border = self._border_after(encoded, found[0], most)
+            border = self._border_after(text, encoded, found[0], most)
             if border > begin:
                 return border, found[1]
         return self._last_character(text, encoded, begin, most), Cut.CHARACTER
 
-    def _border_after(self, encoded: Encoded, position: int, most: int) -> int:
+    def _border_after(self, text: str, encoded: Encoded, position: int, most: int) -> int:
         """Give the first token border at or after a position (a token may hold a full stop and a line end), or 0 where none fits."""
-        border = int(encoded.starts.searchsorted(position))
-        while border <= most and not encoded.cuttable[border]:
-            border += 1
-        return border if border <= most else 0
+        for border in range(int(encoded.starts.searchsorted(position)), most + 1):
+            place = int(encoded.starts[border])
+            if encoded.cuttable[border] and (place in (position, len(text)) or not splits_character(text, place)):
+                return border
+        return 0
 
     def _last_character(self, text: str, encoded: Encoded, begin: int, most: int) -> int:
         """Give the last token border that divides no visible character; failing that, no code point; failing that, the last one."""
-        borders = [border for border in range(most, begin, -1) if encoded.cuttable[border] and encoded.starts[border] > encoded.starts[begin]]
-        whole = (border for border in borders if not splits_character(text, int(encoded.starts[border])))
-        return next(whole, borders[0] if borders else most)
+        start = int(encoded.starts[begin])
+        divided = None
+        for border in range(most, begin, -1):
+            position = int(encoded.starts[border])
+            if encoded.cuttable[border] and position > start:
+                if position == len(text) or not splits_character(text, position, start):
+                    return border
+                divided = divided or border
+        return divided or most
 
     def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int) -> int:
         """Choose where the repeated end of the piece before starts: at a word if one starts within reach."""
-        reach = range(max(begin, to - self._tail), to)
-        cuttable = [border for border in reach if encoded.cuttable[border]]
-        words = (border for border in cuttable if text[encoded.starts[border]:encoded.starts[border] + 1].isspace())
-        return next(words, cuttable[0] if cuttable else to)
+        first = max(begin, to - self._tail)
+        starts, cuttable = encoded.starts[first:to].tolist(), encoded.cuttable[first:to].tolist()
+        words = (number for number, start in enumerate(starts) if cuttable[number] and text[start:start + 1].isspace())
+        return first + next(words, cuttable.index(True) if True in cuttable else to - first)
 
     def _estimated_limit(self, text: str, position: int, room: int) -> int:
         """Give the position after as many words as would fill the room at 1.5 tokens a word; at least one word."""
         words = max(1, int(room / TOKENS_PER_WORD))
         ends = (match.start() for match in _SPACES.finditer(text, position + 1))
         return next((end for count, end in enumerate(ends, 1) if count == words), len(text))
+
+
+def _learned_text(text: str, encoded: Encoded, learned: np.ndarray, begin: int, to: int) -> str:
+    """Give the learned stretches of a piece, joined."""
+    import numpy as np
+
+    flags = learned[begin:to].astype(np.int8)
+    borders = begin + np.flatnonzero(np.diff(flags, prepend=0, append=0))
+    return "".join(text[encoded.starts[first]:encoded.starts[last]] for first, last in borders.reshape(-1, 2).tolist())

@@ -184,4 +184,8 @@ def _need_text(value: Any) -> str:
         raise Skipped("not text")
     if not value.strip():
         raise Skipped("empty")
-    return _LONE_SURROGATES.sub("\ufffd", value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # ten times quicker than looking for what is hardly ever there
+        return _LONE_SURROGATES.sub("\ufffd", value)
+    return value
