@@ -8,6 +8,7 @@ from zlib import crc32
 
 from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
+from .fingerprints import same_data
 from .mixing import Mix
 from .permutation import mix
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
@@ -91,6 +92,23 @@ class StageData:
         """Say what the sources are, then those of validation rows alone, so that a resume can tell whether they have changed."""
         return [{"name": source.name, **source.fingerprint} for source in (*self.sources, *(source for source, _, _ in self._own))]
 
+    def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+        """Make the best of a position in data that have changed since.
+
+        Of a source that has changed the epoch and the number of rows read in it stay, where rows have numbers: with another number of rows the
+        shuffled order is another, so that until the epoch ends some rows come again and some do not come. A stream that has changed begins its epoch
+        again. The few samples that waited for a batch with room for them are read again.
+
+        :param position: of the training samples, as :class:`Batcher` gave it.
+        :param before: the fingerprints it belongs to.
+        :return: a position from which reading goes on without an error.
+        """
+        mixed = position["samples"]["mix"]
+        readers = [state if same_data(old, now) else _carried(state, source)
+                   for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
+        samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
+        return {**position, "samples": samples, "until": position["read"], "waiting": []}
+
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
 
@@ -134,6 +152,13 @@ class StageData:
         # Not by the path of local files: a folder that has been moved has the same rows held out.
         identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         return Order(mix(seed, number), shuffle is not False, buffer, self._held_out[number], validation, mix(self._seed, identity))
+
+
+def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
+    """Turn a reader's position in one source into one in another."""
+    if isinstance(source, IndexedSource):
+        return {"epoch": state["epoch"], "offset": state.get("ordinal", 0) + state["offset"]}
+    return {"epoch": state["epoch"], "ordinal": 0, "block": None, "offset": 0}
 
 
 def _strict(specs: Sequence[SourceSpec]) -> set[int]:

@@ -138,18 +138,17 @@ def describe_skipped(skipped: Counter[str]) -> str:
     return f"{sum(skipped.values()):,} rows skipped: {reasons}" if skipped else "no rows skipped"
 
 
-def describe_losses(skipped: Counter[str], places: dict[str, list[str]], replaced: Counter[str]) -> list[str]:
+def describe_losses(state: dict[str, Any]) -> list[str]:
     """Say what of the rows did not become samples as it stood in the files.
 
-    :param skipped: counts by reason.
-    :param places: where the first of them are, by reason.
-    :param replaced: `rows` that had bytes that are not UTF-8, and `characters` that stand for them.
-    :return: a line for each reason; none when nothing was lost.
+    :param state: what :meth:`SampleStream.state` gave.
+    :return: a line for each reason why rows were skipped, with the first places, and one for bytes that were replaced.
     """
     lines = []
-    for reason, count in sorted(skipped.items()):
-        where = "; ".join(places.get(reason, ()))
-        lines.append(f"{count:,} rows skipped: {reason}" + (f" ({where}{'; …' if count > len(places[reason]) else ''})" if where else ""))
-    if replaced:
-        lines.append(f"{replaced['rows']:,} rows with bytes that are not UTF-8 ({replaced['characters']:,} characters replaced)")
+    for reason, count in sorted(state["skipped"].items()):
+        places = state["places"].get(reason, [])
+        where = f" ({'; '.join(places)}{'; …' if count > len(places) else ''})" if places else ""
+        lines.append(f"{count:,} rows skipped: {reason}{where}")
+    if state["replaced"]:
+        lines.append(f"{state['replaced']['rows']:,} rows with bytes that are not UTF-8 ({state['replaced']['characters']:,} characters replaced)")
     return lines

@@ -121,7 +121,8 @@ def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> T
 
 def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dict[str, Any]:
     """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
-    parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in zip(selection.files, selection.names, tables, strict=True)]
+    found = zip(selection.files, selection.names, tables, strict=True)
+    parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
     digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
     kind = format_of(selection.files[0])
     cut = {"block": BLOCK} if kind == "text" else {}
