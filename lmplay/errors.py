@@ -17,8 +17,8 @@ class UserError(LmplayError):
     exit_code = 2
 
     def __init__(self, *faults: str):
-        super().__init__("\n".join(faults))
-        self.faults = tuple(dict.fromkeys(faults))  # two sources of one data set fail alike
+        self.faults = tuple(dict.fromkeys(map(printable, faults)))  # two sources of one data set fail alike
+        super().__init__("\n".join(self.faults))
 
 
 class TrainingError(LmplayError):
@@ -29,6 +29,11 @@ class Unavailable(LmplayError):
     """Something outside has gone away (the hub, say) and may come back; the state is saved.  Exit code 75: run the same command again."""
 
     exit_code = 75
+
+
+def printable(text: str) -> str:
+    """Make one line of a text that every terminal can show: a key or the name of a file may hold any character."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

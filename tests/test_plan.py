@@ -434,7 +434,8 @@ def test_yaml_is_read_too():
 
 @pytest.mark.parametrize(("dataset", "name", "path"), [
     ("wikitext2", "wikitext2", "Salesforce/wikitext"), ("owner/Some.Set-1.5", "Some.Set-1.5", "owner/Some.Set-1.5"),
-    ("builtin:tales/2?seed=7", "tales_2", "builtin:tales/2?seed=7"), ("my tales.jsonl.gz", "my_tales", None), ("*.gz", "data", None), (".", "here", None),
+    ("builtin:tales/2?seed=7", "tales_2", "builtin:tales/2?seed=7"), ("my tales.jsonl.gz", "my_tales", None), (".", "here", None),
+    ("*.gz", "here", None), ("**/*.gz", "here", None), ("my*.jsonl.gz", "my", None), ("my[ _]tales.*", "my_tales", None),
 ])
 def test_a_data_set_makes_a_plan_of_one_stage(dataset, name, path, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()

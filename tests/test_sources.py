@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lmplay.data.save import save_sources
-from lmplay.data.sources import IndexedSource, StreamedSource, hub, open_source
+from lmplay.data.sources import BadRow, IndexedSource, StreamedSource, hub, open_source
 from lmplay.data.sources.spans import Spans
 from lmplay.data.sources.text import BLOCK, TextTable
 from lmplay.errors import TrainingError, UserError
@@ -36,6 +36,8 @@ class Spec:
     split: str | None = None
     revision: str | None = None
     streaming: bool | None = None
+    encoding_errors: str | None = None
+    on_bad_row: str | None = None
 
 
 @pytest.fixture
@@ -50,6 +52,13 @@ def opened(path: Path | str, folder: Path, role: str = "train", /, **keys: Any) 
 
 def rows_of(source: Any) -> list[dict[str, Any]]:
     return [source[i] for i in range(source.n_rows)]
+
+
+def row_or_reason(source: Any, index: int) -> dict[str, Any] | str:
+    try:
+        return source[index]
+    except BadRow as bad:
+        return bad.reason if bad.row == index else f"row {bad.row}"
 
 
 def refused(path: Path | str, folder: Path, **keys: Any) -> str:
@@ -131,10 +140,13 @@ def test_json_lines_are_what_the_json_module_reads(tmp_path, folder, records, le
     text = lead + "".join(json.dumps(value, ensure_ascii=ascii_only) + newline for value, newline in records)
     path = write(tmp_path / "a.jsonl", (text if end else text.rstrip()).encode())
     plain = [json.loads(line) for line in path.read_text("utf-8-sig").split("\n") if line.strip(" \t\r")]
-    expected = [value if isinstance(value, dict) else {"text": value} if isinstance(value, str) else {} for value in plain]
+    expected = [value if isinstance(value, dict) else {"text": value} if isinstance(value, str) else "no JSON object" for value in plain]
+    if all(value == "no JSON object" for value in expected[:20]):
+        assert "is no JSON object" in refused(path, folder)
+        return
     source = opened(path, folder)
     assert source.n_rows == len(expected) == len(records)
-    assert [source[i] for i in reversed(range(source.n_rows))] == expected[::-1]
+    assert [row_or_reason(source, i) for i in reversed(range(source.n_rows))] == expected[::-1]
 
 
 fields = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8) | st.sampled_from(["a,b", 'say "x"', "two\nlines", "a\tb", ""])
@@ -162,13 +174,14 @@ def test_a_csv_value_may_be_as_long_as_an_article(tmp_path, folder):
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    ('[{"a": 1}, "b", 3]', [{"a": 1}, {"text": "b"}, {}]),
+    ('[{"a": 1}, "b", 3]', [{"a": 1}, {"text": "b"}, "no JSON object"]),
     ('{"version": 2, "data": [{"a": 1}]}', [{"a": 1}]),
     ('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]),
     ('\ufeff[{"a": "ä"}]', [{"a": "ä"}]),
 ])
 def test_json_is_an_array_an_object_with_one_or_lines(tmp_path, folder, text, expected):
-    assert rows_of(opened(write(tmp_path / "a.json", text), folder)) == expected
+    source = opened(write(tmp_path / "a.json", text), folder)
+    assert [row_or_reason(source, i) for i in range(source.n_rows)] == expected
 
 
 def test_columns_are_those_of_the_first_rows(tmp_path, folder):
@@ -362,7 +375,9 @@ BAD = {
     "empty.txt": "holds no rows",
     "empty.jsonl": "holds no rows",
     "header.csv": "holds no rows",
-    "broken.jsonl": "broken.jsonl, line 3: not valid JSON",
+    "broken.jsonl": "broken.jsonl, line 2: not valid JSON",
+    "numbers.jsonl": "numbers.jsonl, line 1: is no JSON object",
+    "deep.json": "deep.json: not JSON that can be read",
     "broken.json": "broken.json, line 2, column 1: not valid JSON",
     "none.json": "holds 0 arrays",
     "two.json": "holds 2 arrays",
@@ -386,7 +401,8 @@ def bad_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     contents: dict[str, str | bytes] = {
         "train.jsonl": lines("x"), "book.pdf": b"%PDF", "pictures/a.png": b"x", "empty.txt": "", "empty.jsonl": "\n \n", "header.csv": "a,b\n",
-        "broken.jsonl": '{"a": 1}\n\n{"a": \n{"a": 2}\n', "broken.json": '[{"a": 1},\n', "none.json": '{"a": 1}', "two.json": '{"a": [], "b": []}',
+        "broken.jsonl": "\n{'a': 1}\n{'a': 2}\n", "numbers.jsonl": "1\n2\n", "deep.json": "[" * 100_000,
+        "broken.json": '[{"a": 1},\n', "none.json": '{"a": 1}', "two.json": '{"a": [], "b": []}',
         "number.json": "3", "wide.csv": 'a,b\n\n\n1,2,3\n', "twins.csv": "a,b,a\n1,2,3\n", "sixteen.txt": "text".encode("utf-16"),
         "cut.parquet": b"PAR1" + b"x" * 40, "cut.arrow": b"ARROW1" + b"x" * 40, "mixed/train.csv": "a\n1\n", "mixed/train.jsonl": lines("x"),
         "twice/a.jsonl": lines("x"), "twice/a.jsonl.gz": gzip.compress(lines("x").encode()), "onlytest/test.jsonl": lines("x"),
@@ -701,7 +717,7 @@ heavy = {{"numpy", "pyarrow", "datasets", "huggingface_hub", "torch", "transform
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from types import SimpleNamespace
 from pathlib import Path
-spec = SimpleNamespace(path={str(path)!r}, config=None, split=None, revision=None, streaming=None)
+spec = SimpleNamespace(path={str(path)!r}, config=None, split=None, revision=None, streaming=None, encoding_errors=None, on_bad_row=None)
 assert open_source(spec, "train", Path("nowhere"))[0] == {{"text": "x"}}
 assert heavy & set(sys.modules) <= {{"numpy"}}, heavy & set(sys.modules)
 """

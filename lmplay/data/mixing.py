@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import UserError
 from .reader import Reader
+from .sources import BadRow
 
 
 class Mix:
@@ -36,6 +37,12 @@ class Mix:
         self.rows_in_epoch = 0
         self._counts = [0] * len(readers)
         self._ended = [False] * len(readers)
+        self._rows = [0] * len(readers)  # as the counts, but of all epochs
+
+    @property
+    def epochs(self) -> list[float | None]:
+        """How many times each source has been read, as its rows given by its rows; None for one whose rows are not known or have no end."""
+        return [rows / size if (size := reader.rows_per_epoch) else None for rows, reader in zip(self._rows, self._readers, strict=True)]
 
     @property
     def rows_per_epoch(self) -> int | None:
@@ -54,36 +61,51 @@ class Mix:
         """Give the next row.
 
         :return: number of the source, ordinal number of the row in it, the row; None at the end of an epoch, after which the next begins.
+        :raises BadRow: when the row cannot be read; it counts as given, and the next call goes on behind it.
         """
         while True:
             source = self._next_source()
             if source is None:
                 break
-            row = self._readers[source].next()
+            row = self._read(source)
             if row is None and self._take_end(source):
                 break
             if row is None and self._restarts():
-                row = self._readers[source].next()
+                row = self._read(source)
                 if row is None:
                     raise UserError(f"source number {source + 1} of the mix gives no row at all; take it out of the stage's dataset list.")
             if row is not None:
-                self._counts[source] += 1
-                self.rows_in_epoch += 1
+                self._count(source)
                 return source, *row
         self._start_epoch()
         return None
 
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
-        return {"epoch": self.epoch, "rows_in_epoch": self.rows_in_epoch, "counts": list(self._counts), "ended": list(self._ended),
+        return {"epoch": self.epoch, "rows_in_epoch": self.rows_in_epoch, "counts": list(self._counts), "ended": list(self._ended), "rows": list(self._rows),
                 "readers": [reader.state() for reader in self._readers]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position."""
         self.epoch, self.rows_in_epoch = state["epoch"], state["rows_in_epoch"]
-        self._counts, self._ended = list(state["counts"]), list(state["ended"])
+        self._counts, self._ended, self._rows = list(state["counts"]), list(state["ended"]), list(state["rows"])
         for reader, reader_state in zip(self._readers, state["readers"], strict=True):
             reader.restore(reader_state)
+
+    def _read(self, source: int) -> tuple[int, dict[str, Any]] | None:
+        """Read on in a source."""
+        try:
+            return self._readers[source].next()
+        except BadRow as bad:
+            bad.source = source
+            self._count(source)
+            raise
+
+    def _count(self, source: int) -> None:
+        """Count a row that has been given."""
+        self._counts[source] += 1
+        self._rows[source] += 1
+        self.rows_in_epoch += 1
 
     def _restarts(self) -> bool:
         """Tell whether a source that has ended is read again within the epoch."""

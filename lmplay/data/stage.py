@@ -1,18 +1,19 @@
 """The data of a stage: its sources opened, its training samples and its validation samples.  Data floor, no torch."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
+from .fingerprints import same_data
 from .mixing import Mix
 from .permutation import mix
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
-from .sources import IndexedSource, StreamedSource, open_source
+from .sources import IndexedSource, StreamedSource, is_local, open_source
 from .stream import Length, SampleStream
 
 DEFAULT_HELD_OUT = 0.1
@@ -38,7 +39,7 @@ class StageData:
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
         self._held_out: list[float] = []  # the share that is held out of each source
-        self._own: list[tuple[AnySource, Reading, float | None]] = []  # validation rows of their own, with their weight in the mix
+        self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
         faults: list[str] = []
         for spec in stage.dataset:
             try:
@@ -68,27 +69,45 @@ class StageData:
         weights = [spec.weight for spec in self._stage.dataset]
         mixed = Mix(readers, [w for w in weights if w is not None] or None, self._stage.stopping or "all_exhausted")
         try:
-            return SampleStream(mixed, self._readings, Length(self._stage.epochs, self._stage.samples))
+            return SampleStream(mixed, self._readings, Length(self._stage.epochs, self._stage.samples), self.sources, _strict(self._stage.dataset))
         except UserError as error:
             raise UserError(*(f"stage '{self._stage.name}': {fault}" for fault in error.faults)) from None
 
     def validation_samples(self) -> SampleStream | None:
         """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
-        chosen: list[tuple[Reader, Reading, float | None]] = [
-            (open_reader(source, Order(shuffle=False)), reading, weight) for source, reading, weight in self._own]
+        chosen: list[tuple[Reader, Reading, AnySource, SourceSpec]] = [
+            (open_reader(source, Order(shuffle=False)), reading, source, spec) for source, reading, spec in self._own]
         for number, source in enumerate(self.sources):
             if self._held_out[number]:
                 reader = open_reader(source, self._order(number, validation=True))
-                chosen.append((reader, self._readings[number], self._stage.dataset[number].weight))
+                chosen.append((reader, self._readings[number], source, self._stage.dataset[number]))
         chosen = [found for found in chosen if found[0].rows_per_epoch != 0]
         if not chosen:
             return None
-        readers, readings, weights = zip(*chosen, strict=True)
-        return SampleStream(Mix(readers, None if None in weights else weights), readings, Length())
+        readers, readings, sources, specs = zip(*chosen, strict=True)
+        weights = [spec.weight for spec in specs]
+        return SampleStream(Mix(readers, None if None in weights else weights), readings, Length(), sources, _strict(specs))
 
     def fingerprints(self) -> list[dict[str, Any]]:
-        """Say what the sources are, so that a resume can tell whether they have changed."""
+        """Say what the sources are, then those of validation rows alone, so that a resume can tell whether they have changed."""
         return [{"name": source.name, **source.fingerprint} for source in (*self.sources, *(source for source, _, _ in self._own))]
+
+    def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+        """Make the best of a position in data that have changed since.
+
+        Of a source that has changed the epoch and the number of rows read in it stay, where rows have numbers: with another number of rows the
+        shuffled order is another, so that until the epoch ends some rows come again and some do not come. A stream that has changed begins its epoch
+        again. The few samples that waited for a batch with room for them are read again.
+
+        :param position: of the training samples, as :class:`Batcher` gave it.
+        :param before: the fingerprints it belongs to.
+        :return: a position from which reading goes on without an error.
+        """
+        mixed = position["samples"]["mix"]
+        readers = [state if same_data(old, now) else _carried(state, source)
+                   for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
+        samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
+        return {**position, "samples": samples, "until": position["read"], "waiting": []}
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
@@ -102,6 +121,8 @@ class StageData:
 
     def _open(self, spec: SourceSpec, folder: Path) -> None:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
+        if spec.encoding_errors is not None and not is_local(spec.path):
+            raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
         self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat))
@@ -119,7 +140,7 @@ class StageData:
         """Open validation rows that stand apart; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat), spec.weight))
+            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat), spec))
         return source is not None
 
     def _order(self, number: int, validation: bool) -> Order:
@@ -128,8 +149,21 @@ class StageData:
         given = shuffle if shuffle is not None and shuffle is not False else None
         seed = given.seed if given is not None and given.seed is not None else self._seed
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
-        identity = crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
+        # Not by the path of local files: a folder that has been moved has the same rows held out.
+        identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         return Order(mix(seed, number), shuffle is not False, buffer, self._held_out[number], validation, mix(self._seed, identity))
+
+
+def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
+    """Turn a reader's position in one source into one in another."""
+    if isinstance(source, IndexedSource):
+        return {"epoch": state["epoch"], "offset": state.get("ordinal", 0) + state["offset"]}
+    return {"epoch": state["epoch"], "ordinal": 0, "block": None, "offset": 0}
+
+
+def _strict(specs: Sequence[SourceSpec]) -> set[int]:
+    """Number the sources of which no row may be skipped."""
+    return {number for number, spec in enumerate(specs) if spec.on_bad_row == "stop"}
 
 
 def _columns(source: AnySource) -> list[str]:

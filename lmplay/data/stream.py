@@ -2,13 +2,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
 from .mixing import Mix
 from .samples import Reading, Sample, Skipped
+from .sources import BadRow, Row, Source
+
+# Of rows that are skipped for one reason, so many are named.
+_PLACES = 3
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,13 @@ class Length:
 class SampleStream:
     """Gives samples until the length is reached."""
 
-    def __init__(self, mix: Mix, readings: Sequence[Reading], length: Length):
+    def __init__(self, mix: Mix, readings: Sequence[Reading], length: Length, sources: Sequence[Source] = (), strict: Collection[int] = ()):
         """
         :param mix: where rows come from.
         :param readings: one a source: how its rows are read.
         :param length: when to stop.
+        :param sources: say where rows are that give no sample; none = they are counted only.
+        :param strict: numbers of the sources of which no row may be skipped.
         :raises UserError: when part of an epoch is asked for and nobody knows how long an epoch is.
         """
         self._mix = mix
@@ -34,6 +40,9 @@ class SampleStream:
         self._length = length
         self._samples = 0
         self.skipped: Counter[str] = Counter()
+        self.places: dict[str, list[str]] = {}  # where the first rows are that were skipped, by reason
+        self.replaced: Counter[str] = Counter()  # rows that had bytes that are not UTF-8, and characters that stand for them
+        self._sources, self._strict = sources, strict
         whole, part = divmod(length.epochs or 0, 1)
         self._last_epoch, self._rows_of_last = int(whole), 0
         if part:
@@ -68,7 +77,11 @@ class SampleStream:
         """Give the next sample, or None when the length is reached."""
         epochs_ended = 0
         while not self._is_done():
-            found = self._mix.next()
+            try:
+                found = self._mix.next()
+            except BadRow as bad:
+                self._skip(bad.source, bad.row, bad.reason, bad)
+                continue
             if found is None:
                 epochs_ended += 1
                 if epochs_ended == 2:
@@ -78,21 +91,35 @@ class SampleStream:
             try:
                 sample = self._readings[source](row, source, index)
             except Skipped as reason:
-                self.skipped[str(reason)] += 1
+                self._skip(source, index, str(reason))
                 continue
+            if isinstance(row, Row):
+                self.replaced.update(rows=1, characters=row.replaced)
             self._samples += 1
             return sample
         return None
 
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
-        return {"mix": self._mix.state(), "samples": self._samples, "skipped": dict(self.skipped)}
+        return {"mix": self._mix.state(), "samples": self._samples, "skipped": dict(self.skipped), "replaced": dict(self.replaced),
+                "places": {reason: list(places) for reason, places in self.places.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position."""
         self._mix.restore(state["mix"])
         self._samples = state["samples"]
-        self.skipped = Counter(state["skipped"])
+        self.skipped, self.replaced = Counter(state["skipped"]), Counter(state["replaced"])
+        self.places = {reason: list(places) for reason, places in state["places"].items()}
+
+    def _skip(self, source: int, index: int, reason: str, bad: BadRow | None = None) -> None:
+        """Count a row that gives no sample, and remember where the first few are; of a strict source it is the end."""
+        if source in self._strict:
+            faults = bad.faults if bad else [f"{self._sources[source].place(index)}: gives no sample ({reason}); mend or delete it."]
+            raise UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
+        self.skipped[reason] += 1
+        places = self.places.setdefault(reason, [])
+        if len(places) < _PLACES and self._sources:
+            places.append(self._sources[source].place(index))
 
     def _is_done(self) -> bool:
         """Tell whether the length is reached."""
@@ -107,5 +134,21 @@ def describe_skipped(skipped: Counter[str]) -> str:
     :param skipped: counts by reason.
     :return: for example "3 rows skipped: 2 null, 1 empty".
     """
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
     return f"{sum(skipped.values()):,} rows skipped: {reasons}" if skipped else "no rows skipped"
+
+
+def describe_losses(state: dict[str, Any]) -> list[str]:
+    """Say what of the rows did not become samples as it stood in the files.
+
+    :param state: what :meth:`SampleStream.state` gave.
+    :return: a line for each reason why rows were skipped, with the first places, and one for bytes that were replaced.
+    """
+    lines = []
+    for reason, count in sorted(state["skipped"].items()):
+        places = state["places"].get(reason, [])
+        where = f" ({'; '.join(places)}{'; …' if count > len(places) else ''})" if places else ""
+        lines.append(f"{count:,} rows skipped: {reason}{where}")
+    if state["replaced"]:
+        lines.append(f"{state['replaced']['rows']:,} rows with bytes that are not UTF-8 ({state['replaced']['characters']:,} characters replaced)")
+    return lines

@@ -26,6 +26,7 @@ from ..plan.curriculum import Curriculum
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from . import checkpoint
+from .report import Report
 from .run import make_tokenizer, open_stages, plan_model
 from .runtime import Runtime, seed_everything
 from .step import train_step
@@ -66,11 +67,12 @@ class _Looked:
         return _STANDARD_DEVIATIONS * spread / self.tokens_per_sample
 
 
-def audit(settings: Settings, plan: Plan) -> dict[str, Any]:
+def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     """Look at every stage of a plan, from its start, and time a few steps.
 
     :param settings: the run's; a model file that exists gives its model and tokenizer, and is not written.
     :param plan: the plan.
+    :param report: is told what is noticed.
     :return: plain values: `stages`, one dictionary each, and what they come to.
     :raises UserError: for all that is wrong with the plan's data, at once.
     """
@@ -78,7 +80,7 @@ def audit(settings: Settings, plan: Plan) -> dict[str, Any]:
     stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
     model_plan = plan_model(settings, plan, path, stored)
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in plan.stages}
-    stage_data = open_stages(settings, Curriculum(plan), stage_settings)
+    stage_data = open_stages(settings, Curriculum(plan), stage_settings, report)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
     seed_everything(settings.seed)
     runtime = Runtime(settings)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.stream import describe_skipped
+from ..data.stream import describe_losses, describe_skipped
 
 if TYPE_CHECKING:
     from ..data.batcher import Batch
@@ -33,7 +33,7 @@ class Report:
         :param command: the command line, to be said again when the run stops.
         """
         # What starts anew must not be done again by those who go on.
-        self._command = shlex.join(word for word in command if word.replace("_", "-") not in ("--reset-history", "--ignore-optimizer"))
+        self._command = shlex.join(word for word in command if word.replace("_", "-") not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data"))
         self._bar: Any = None
         self._loss: float | None = None
         self._validation = ""
@@ -123,6 +123,8 @@ class Report:
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
                  f"{totals['continuations']:,} continuations, "
                  f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}")
+        for line in describe_losses(work.losses):
+            self.say(f"   {line}")
 
     def grads(self, stage: str, lines: list[str]) -> None:
         """Say what a look at the gradients found."""

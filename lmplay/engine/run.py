@@ -3,20 +3,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
 from ..files import check_folder, make_folder, write_text
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizer
-from ..plan.curriculum import Curriculum
+from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
@@ -99,7 +99,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
     for stage in stages:
         freeze(shapes, stage, settings)
-    stage_data = open_stages(settings, curriculum, stage_settings)
+    stage_data = open_stages(settings, curriculum, stage_settings, report)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
 
     seed_everything(settings.seed)
@@ -189,15 +189,20 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
         raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
 
 
-def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> dict[str, StageData]:
+def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings], report: Report) -> dict[str, StageData]:
     """Open the data of all stages that are left, so that a file missing in the last is known now; all faults together."""
-    opened, faults = {}, []
+    opened, faults, accepted = {}, [], []
     for stage, state in curriculum.remaining():
         try:
             data = StageData(stage, settings.datasets_folder, settings.seed)
             if stage_settings[stage.name].schedule != "constant" and not data.length_is_known:
                 faults.append(f"stage '{stage.name}': lr_schedule {stage_settings[stage.name].schedule} needs a length that is known; give samples or tokens.")
-            faults += _changes(stage.name, state.fingerprints, data.fingerprints())
+            changes = _changes(state, data)
+            if settings.accept_changed_data:
+                accepted += changes
+            else:
+                faults += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
+                           "or choose another --model, or --reset-history to start anew." for change in changes]
             context_len = stage_settings[stage.name].context_len
             if state.context_len not in (None, context_len):
                 faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back.")
@@ -206,6 +211,8 @@ def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict
             faults += error.faults
     if faults:
         raise UserError(*faults)
+    for change in accepted:
+        report.say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
     return opened
 
 
@@ -225,13 +232,17 @@ def _keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Se
     return replace(settings, **kept)
 
 
-def _changes(stage: str, before: list[dict[str, Any]] | None, now: list[dict[str, Any]]) -> list[str]:
-    """Say which sources of a begun stage are not what they were."""
-    if before is None or before == now:
+def _changes(state: StageState, data: StageData) -> list[str]:
+    """Say which sources of a begun stage are not what they were, and bring its position in line with what they are."""
+    before, now = state.fingerprints, data.fingerprints()
+    if before is None:
         return []
-    names = [new["name"] for old, new in zip_longest(before, now, fillvalue={"name": "a source"}) if old != new]
-    return [f"stage '{stage}': the data of {', '.join(names)} has changed since the checkpoint, so its position means nothing any more; "
-            "bring the data back, choose another --model, or --reset-history to start anew."]
+    changes = describe_changes(before, now)
+    if changes:
+        state.position = state.position and data.carry_over(state.position, before)
+        state.validation_position = None
+    state.fingerprints = now
+    return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in changes]
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:

@@ -54,6 +54,11 @@ class StageWork:
         """What the statistics say of this stage."""
         return self.run.runner.stages[-1]
 
+    @property
+    def losses(self) -> dict[str, Any]:
+        """What of the rows did not become samples as it stood in the files, up to the batch at hand (see :func:`describe_losses`)."""
+        return self.stream.state()
+
     def next_batch(self) -> Batch | None:
         """Give the next batch, or None at the end of the stage."""
         started = time.perf_counter()
@@ -97,7 +102,7 @@ class StageWork:
         fresh = self.data.validation_samples() if self.has_validation else None
         if fresh is not None and not self._judge(self._take_final(fresh), final=True):
             return False
-        self.entry["done"] = True
+        self.entry.update({"done": True, "skipped": self.losses["skipped"], "replaced": self.losses["replaced"]})
         self.state.done = True
         self.state.position = self.state.validation_position = None
         self.run.lr_schedulers.start_stage()

@@ -1,4 +1,4 @@
-"""Short names of data sets and the names of the built-in corpus.  Floor: plan; imports nothing of lmplay."""
+"""Short names of data sets, the names of the built-in corpus, and the formats of files that are read.  Floor: plan; imports nothing of lmplay."""
 from __future__ import annotations
 
 import re
@@ -25,6 +25,12 @@ CATALOG: dict[str, Entry] = {
     "fineweb_edu": Entry("educational web pages, a sample of 10 billion tokens", {"path": "HuggingFaceFW/fineweb-edu", "config": "sample-10BT"}),
     "c4": Entry("cleaned English web pages, 365 million", {"path": "allenai/c4", "config": "en"}),
 }
+
+# What is read of local files, by the end of a file's name; "text" has no columns, all others are tables.
+FORMATS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv",
+           ".parquet": "parquet", ".arrow": "arrow"}
+PACKED_SUFFIXES = (".gz", ".zst")
+DATA_SUFFIXES = (*FORMATS, *PACKED_SUFFIXES)
 
 BUILTINS = ("builtin:tales", "builtin:tales/1", "builtin:tales/2", "builtin:tales/3", "builtin:tales/4")
 _BUILTIN = re.compile(r"builtin:tales(/[1-4])?(\?seed=[0-9]+)?")

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UserError
 from .load import plan_from_json
-from .schema import Plan, Stage
+from .schema import Plan, SourceSpec, Stage
 
 
 @dataclass
@@ -78,10 +79,21 @@ class Curriculum:
             if state["fingerprints"] is None:
                 continue
             now = self.plan.stages[i] if i < len(self.plan.stages) else None
-            if now is None or now != stage:
+            if now is None or _without_local_paths(now) != _without_local_paths(stage):
                 faults.append(f"stage '{stage.name}' has been {'done' if state['done'] else 'begun'} and differs in this plan: {_differences(stage, now)}.")
         if faults:
             raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start anew.")
+
+
+def _without_local_paths(stage: Stage) -> Stage:
+    """Leave out where local files are: they may have been moved, and their contents are compared when they are opened."""
+    def blank(spec: SourceSpec) -> SourceSpec:
+        return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
+
+    validation = stage.validation
+    if validation is not None and validation.dataset is not None:
+        validation = validation.model_copy(update={"dataset": blank(validation.dataset)})
+    return stage.model_copy(update={"dataset": [blank(spec) for spec in stage.dataset], "validation": validation})
 
 
 def _differences(before: Stage, now: Stage | None) -> str:

@@ -19,10 +19,9 @@ from pydantic_core import ErrorDetails
 
 from ..errors import UserError, nearest
 from ..files import read_json_or_yaml
-from .catalog import BUILTINS, CATALOG, is_builtin
+from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_builtin
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
-DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz", ".zst")
 DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -100,11 +99,20 @@ def _names_in(folder: str | Path) -> list[str]:
 
 
 def _stage_name(path: str) -> str:
-    """Make a stage name of a data set's name, without folder, owner and suffixes."""
-    name = path.removeprefix("builtin:").partition("?")[0] if is_builtin(path) else Path(path).name
+    """Make a stage name of a data set's name, without folder, owner and suffixes; of a glob's folder where the glob itself has no words."""
+    if is_builtin(path):
+        return _as_stage_name(path.removeprefix("builtin:").partition("?")[0]) or "data"
+    parts = list(reversed(Path(path).parts))
+    return next(filter(None, map(_as_stage_name, parts if _GLOB.search(path) else parts[:1])), "data")
+
+
+def _as_stage_name(name: str) -> str:
+    """Keep what a stage's name may hold of a file's, a folder's or a pattern's."""
     while (suffix := Path(name).suffix).lower() in DATA_SUFFIXES:
         name = name.removesuffix(suffix)
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64] or "data"
+    if _GLOB.search(name):
+        name = re.sub(r"\[.*?\]|[*?]", " ", name).strip(" _.-")
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64]
 
 
 def _plain(raw: Any, where: str) -> Any:
@@ -143,9 +151,9 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
 
 
 def _refuse(faults: list[str]) -> None:
-    """Raise the faults, if any, each as one line that every terminal can show (a key may hold any character)."""
+    """Raise the faults, if any."""
     if faults:
-        raise UserError(*("".join(char if char.isprintable() else ascii(char)[1:-1] for char in fault) for fault in faults))
+        raise UserError(*faults)
 
 
 def _merged(defaults: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     if settings.check_plan:
         from ..engine.audit import audit, show_audit
 
-        found = audit(settings, plan)
+        found = audit(settings, plan, report)
         report.say(json.dumps(found, indent=2) if settings.json else show_audit(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .base import IndexedSource, Source, SourceSpec, Stream, StreamedSource
+from .base import BadRow, IndexedSource, Row, Source, SourceSpec, Stream, StreamedSource
 from .builtin import PREFIX, open_builtin
 from .hub import open_hub
 from .local import open_local
 from .selection import is_local
 
-__all__ = ["IndexedSource", "Source", "SourceSpec", "Stream", "StreamedSource", "is_hub", "open_source"]
+__all__ = ["BadRow", "IndexedSource", "Row", "Source", "SourceSpec", "Stream", "StreamedSource", "is_hub", "is_local", "open_source"]
 
 
 def open_source(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | StreamedSource | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ...errors import UserError
 
@@ -19,6 +19,28 @@ class SourceSpec(Protocol):
     split: str | None
     revision: str | None
     streaming: bool | None
+    encoding_errors: Literal["replace", "refuse"] | None
+    on_bad_row: Literal["skip", "stop"] | None
+
+
+class Row(dict[str, Any]):
+    """A row in which some characters (`replaced`) stand for bytes that are not UTF-8; a row without such is a plain dict."""
+
+    def __init__(self, fields: dict[str, Any], replaced: int):
+        super().__init__(fields)
+        self.replaced = replaced
+
+
+class BadRow(UserError):
+    """A row that cannot be read: `reason` is what it is counted under when it is skipped.
+
+    `source` and `row` are its numbers in the mix, once the source and the mix have set them.
+    """
+
+    def __init__(self, reason: str, fault: str):
+        super().__init__(fault)
+        self.reason = reason
+        self.source = self.row = 0
 
 
 class Source:
@@ -52,7 +74,8 @@ class IndexedSource(Source, ABC):
         :param index: its number, from 0.
         :return: the row's fields.
         :raises IndexError: when there is no such row.
-        :raises UserError: when the row cannot be parsed.
+        :raises BadRow: when the row cannot be parsed.
+        :raises UserError: when nothing more can be read.
         """
 
 
@@ -67,7 +90,11 @@ class Table(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Give row `index`, in [0, len); raises UserError, naming file and line, when it cannot be parsed."""
+        """Give row `index`, in [0, len); raises BadRow, naming file and line, when it cannot be parsed."""
+
+    @abstractmethod
+    def place(self, index: int) -> str:
+        """Say where row `index` is: file and line."""
 
 
 class Stream(ABC, Iterator[dict[str, Any]]):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import UserError
-from .base import Table
-from .spans import made_once
+from .base import BadRow, Row, Table
+from .spans import Spans, decoded, made_once
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,19 +24,23 @@ _BATCHES_HELD = 16
 class ArrowTable(Table):
     """An Arrow file, a stream or one of random access, mapped into memory: a row costs the same wherever it is."""
 
-    def __init__(self, path: Path, label: str):
+    def __init__(self, path: Path, label: str, spans: Spans, refuse_bytes: bool = False):
         """
         :param path: the file.
         :param label: what the user calls it.
+        :param spans: sees that it stays as it is.
+        :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
         :raises UserError: when it cannot be read.
         """
         import pyarrow
 
+        self._path, self._label, self._spans, self._refuse_bytes = path, label, spans, refuse_bytes
+        spans.watch(path)
         try:
             schema, count, self._batch = _open_arrow(path)
             self.columns = tuple(schema.names)
             self._starts = [0, *accumulate(self._batch(i).num_rows for i in range(count))]
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise _damaged(label, "Arrow", error) from None
 
     def __len__(self) -> int:
@@ -44,16 +48,55 @@ class ArrowTable(Table):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        batch = bisect_right(self._starts, index) - 1
-        return self._batch(batch).slice(index - self._starts[batch], 1).to_pylist()[0]
+        import pyarrow
+
+        self._spans.check(self._path)  # what is mapped and no longer there ends the process
+        number = bisect_right(self._starts, index) - 1
+        try:
+            batch = self._batch(number).slice(index - self._starts[number], 1)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged(self._label, "Arrow", error) from None
+        try:
+            return batch.to_pylist()[0]
+        except UnicodeDecodeError:
+            if self._refuse_bytes:
+                raise UserError(f"{self.place(index)}: holds bytes that are not UTF-8; mend them, or let them be replaced with "
+                                "\"encoding_errors\": \"replace\".") from None
+            return self._replaced(batch, index)
+        except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+            raise BadRow("not readable", f"{self.place(index)}: cannot be read ({error}).") from None
+
+    def place(self, index: int) -> str:
+        """See :class:`Table`."""
+        return f"{self._label}, row {index + 1}"
+
+    def _replaced(self, batch: pyarrow.RecordBatch, index: int) -> Row:
+        """Make a row of which some strings are not UTF-8."""
+        import pyarrow
+
+        row: dict[str, Any] = {}
+        total = 0
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+                data = column.cast(pyarrow.large_binary())[0].as_py()
+                row[name], count = decoded(data) if data is not None else (None, 0)
+                total += count
+                continue
+            try:
+                row[name] = column[0].as_py()
+            except UnicodeDecodeError:
+                raise BadRow("not UTF-8", f"{self.place(index)}: '{name}' holds bytes that are not UTF-8.") from None
+        return Row(row, total)
 
 
-def open_parquet(path: Path, label: str, folder: Path) -> ArrowTable:
+def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_bytes: bool = False) -> ArrowTable:
     """Open a Parquet file, whose rows cannot be read one by one, by way of an Arrow file made from it once.
 
     :param path: the file.
     :param label: what the user calls it.
     :param folder: the data sets folder; `converted/` in it keeps the Arrow file.
+    :param spans: sees that it stays as it is.
+    :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
     :return: its rows.
     :raises UserError: when it is damaged or there is no room.
     """
@@ -66,10 +109,10 @@ def open_parquet(path: Path, label: str, folder: Path) -> ArrowTable:
                 arrow.write_batch(batch)
 
     try:
-        made = made_once(path, folder / "converted", f"{path.stem}.arrow", convert)
-    except (pyarrow.ArrowException, OSError) as error:
+        made = made_once(path, folder / "converted", f"{path.stem}.arrow", convert, spans.index)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(label, "Parquet", error) from None
-    return ArrowTable(made, label)
+    return ArrowTable(made, label, spans, refuse_bytes)
 
 
 def _open_arrow(path: Path) -> tuple[pyarrow.Schema, int, Callable[[int], pyarrow.RecordBatch]]:

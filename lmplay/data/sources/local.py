@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from .base import IndexedSource, SourceSpec, Table, refuse_hub_keys
+from ...plan.catalog import PACKED_SUFFIXES
+from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
+from .index import Index
 from .selection import Selection, format_of, select
-from .spans import PACKED_SUFFIXES, Spans, content_digest, unpack
+from .spans import Spans, content_digest, refuse_other_encodings, unpack
 from .tables import CsvTable, JsonLines, open_json
 from .text import BLOCK, TextTable
 
-# Rows that are looked at for the names of columns, where a file has no header.
+# Rows that are looked at for the names of columns, where a file has no header, and for the plainest faults.
 _LOOKED_AT = 20
+# A fingerprint lists so many files, to say which have changed; of more it has the sum only.
+MOST_LISTED = 1000
 
 
 class LocalSource(IndexedSource):
@@ -25,29 +29,49 @@ class LocalSource(IndexedSource):
 
     n_rows: int
 
-    def __init__(self, name: str, tables: list[Table], fingerprint: dict[str, Any]):
+    def __init__(self, name: str, tables: list[Table], fingerprint: dict[str, Any], strict: bool = False):
         """
         :param name: what it is called.
         :param tables: the files' rows.
         :param fingerprint: what tells the files apart from others.
+        :param strict: every row has to be readable.
+        :raises UserError: when none of the first rows can be read, or, if strict, one of them cannot.
         """
         self.name = name
         self._tables = tables
         self._starts = [0, *accumulate(map(len, tables))]
         self.n_rows = self._starts[-1]
         self.fingerprint = {**fingerprint, "rows": self.n_rows}
-        self.columns = _union(table.columns if table.columns is not None else () for table in tables) or self._columns_seen()
+        seen = self._columns_seen(strict)
+        self.columns = _union(table.columns if table.columns is not None else () for table in tables) or seen
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`IndexedSource`."""
         if not 0 <= index < self.n_rows:
             raise IndexError(index)
         table = bisect_right(self._starts, index) - 1
-        return self._tables[table][index - self._starts[table]]
+        try:
+            return self._tables[table][index - self._starts[table]]
+        except BadRow as bad:
+            bad.row = index
+            raise
 
-    def _columns_seen(self) -> tuple[str, ...]:
-        """Collect the fields of the first rows; reading them also finds the plainest faults at once."""
-        return _union(self[i] for i in range(min(_LOOKED_AT, self.n_rows)))
+    def place(self, index: int) -> str:
+        """See :class:`Source`."""
+        table = bisect_right(self._starts, index) - 1
+        return self._tables[table].place(index - self._starts[table])
+
+    def _columns_seen(self, strict: bool) -> tuple[str, ...]:
+        """Collect the fields of the first rows that can be read."""
+        rows, bad = [], []
+        for index in range(min(_LOOKED_AT, self.n_rows)):
+            try:
+                rows.append(self[index])
+            except BadRow as row:
+                bad.append(row)
+        if bad and (strict or not rows):
+            raise UserError(*bad[0].faults)
+        return _union(rows)
 
 
 def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | None:
@@ -68,24 +92,24 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     selection = select(spec.path, spec.split, split)
     if selection is None:
         return None
-    spans = Spans()
-    tables = [_open_table(file, spans, folder) for file in selection.files]
-    source = LocalSource(selection.title, tables, _fingerprint(selection))
-    if not source.n_rows:
+    spans = Spans(Index(folder))
+    tables = [_open_table(file, spans, folder, spec.encoding_errors == "refuse") for file in selection.files]
+    if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    source[0]
-    return source
+    return LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index), spec.on_bad_row == "stop")
 
 
-def _open_table(file: Path, spans: Spans, folder: Path) -> Table:
+def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> Table:
     """Open one file, unpacked or converted first where needed."""
     label = str(file)
-    path = unpack(file, folder) if file.suffix.lower() in PACKED_SUFFIXES else file
+    path = unpack(file, folder, spans.index) if file.suffix.lower() in PACKED_SUFFIXES else file
     kind = format_of(path)
     if kind == "parquet":
-        return open_parquet(path, label, folder)
+        return open_parquet(path, label, folder, spans, refuse_bytes)
     if kind == "arrow":
-        return ArrowTable(path, label)
+        return ArrowTable(path, label, spans, refuse_bytes)
+    if refuse_bytes:
+        refuse_other_encodings(path, label, spans.index)
     if kind == "json":
         return open_json(path, label, spans)
     if kind == "jsonl":
@@ -95,14 +119,14 @@ def _open_table(file: Path, spans: Spans, folder: Path) -> Table:
     return TextTable(path, label, spans)
 
 
-def _fingerprint(selection: Selection) -> dict[str, Any]:
-    """Sum up names and contents of the files; the length of text rows is part of it, as it moves rows."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file, name in zip(selection.files, selection.names, strict=True):
-        digest.update(f"{name}\0{content_digest(file)}\0".encode(errors="surrogateescape"))
+def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dict[str, Any]:
+    """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
+    found = zip(selection.files, selection.names, tables, strict=True)
+    parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
+    digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
     kind = format_of(selection.files[0])
     cut = {"block": BLOCK} if kind == "text" else {}
-    return {"kind": "local", "format": kind, "files": len(selection.files), "digest": digest.hexdigest(), **cut}
+    return {"kind": "local", "format": kind, "digest": digest, "files": len(parts), "listed": parts if len(parts) <= MOST_LISTED else [], **cut}
 
 
 def _union(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -1,25 +1,24 @@
-"""Which files a path means: a file, a folder or a glob, and the splits that their names tell.  Data floor, no torch; imports the ground only."""
+"""Which files a path means: a file, a folder or a glob, and the splits that their names tell.  Data floor, no torch; imports ground and plan."""
 from __future__ import annotations
 
 import glob
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from ...errors import UserError, nearest
+from ...errors import UserError, nearest, printable
+from ...plan.catalog import DATA_SUFFIXES, FORMATS, PACKED_SUFFIXES
 from .base import VALIDATION_NAMES
-from .spans import PACKED_SUFFIXES
+from .spans import unreadable
 
-# What is read, by the end of a file's name; "text" has no columns, all others are tables.
-FORMATS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv",
-           ".parquet": "parquet", ".arrow": "arrow"}
 _UNPACKABLE = ("text", "jsonl", "json", "csv", "tsv")
 READABLE = f"{', '.join(FORMATS)}, and {' and '.join(PACKED_SUFFIXES)} of the text ones"
 # Other ends of names that mean a file, not a data set of the hub.
-_OTHER_SUFFIXES = (".7z", ".bz2", ".doc", ".docx", ".epub", ".feather", ".gz", ".html", ".log", ".pdf", ".py", ".rst", ".tar", ".tex", ".xlsx", ".xml",
-                   ".xz", ".yaml", ".yml", ".zip", ".zst")
+_OTHER_SUFFIXES = (".7z", ".bz2", ".doc", ".docx", ".epub", ".feather", ".html", ".log", ".pdf", ".py", ".rst", ".tar", ".tex", ".xlsx", ".xml",
+                   ".xz", ".yaml", ".yml", ".zip")
 # Beside the data in a clone of a data set, and not part of it.
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 # The words are those of the hub. A space may not follow: a book may be called "train dreams.txt".
@@ -30,7 +29,7 @@ _SPLIT = re.compile(rf"(?:(?P<train>train|training)|(?P<validation>{'|'.join(VAL
 class Selection:
     """The files of one source, in reading order.
 
-    `names` are the files' paths below what was asked for; `title` is what the source is called.
+    `names` are the files' paths below what was asked for, and `title` is what the source is called: both as they can be printed.
     """
 
     title: str
@@ -46,7 +45,7 @@ def is_local(path: str) -> bool:
     """
     if os.path.exists(os.path.expanduser(path)) or glob.has_magic(path):
         return True
-    ends = path.lower().endswith((*FORMATS, *_OTHER_SUFFIXES))
+    ends = path.lower().endswith((*DATA_SUFFIXES, *_OTHER_SUFFIXES))
     return ends or path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1
 
 
@@ -75,7 +74,7 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
             raise UserError(f"source {path}: 'split' chooses among the files of a folder, and this is one file; leave it out.")
         if not format_of(found):
             raise UserError(f"source {path}: '{found.suffix}' files are not read; what is read is {READABLE}.")
-        return Selection(found.name, (found,), (found.name,)) if split == "train" else None
+        return Selection(printable(found.name), (found,), (printable(found.name),)) if split == "train" else None
     root, files = _list_files(path, found)
     splits: dict[str, list[Path]] = {}
     for file in files:
@@ -88,24 +87,47 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     files = _of_one_format(path, root, splits[chosen])
     title = found.resolve().name if found.is_dir() else found.relative_to(root.parent).as_posix()
     title += f" {chosen}" if chosen not in ("", "train") else ""
-    return Selection(title, tuple(files), tuple(file.relative_to(root).as_posix() for file in files))
+    return Selection(printable(title), tuple(files), tuple(printable(file.relative_to(root).as_posix()) for file in files))
 
 
 def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
     """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too."""
     if found.is_dir():
         root = found
-        files = [Path(folder, name) for folder, _, names in os.walk(root) for name in names]
-        files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(root).parts)]
+        files = _walk(root)
     elif glob.has_magic(path):
         root = Path(*takewhile(lambda part: not glob.has_magic(part), found.parts))
-        files = [file for file in map(Path, glob.glob(str(found), recursive=True)) if file.is_file()]
+        files = _once(file for file in map(Path, glob.glob(str(found), recursive=True)) if file.is_file())
     else:
         raise _missing(path, found)
     readable = sorted(file for file in files if format_of(file) and file.name not in _NOT_DATA)
     if not readable:
         raise UserError(f"source {path}: nothing there can be read ({len(files)} files found); what is read is {READABLE}.")
     return root, readable
+
+
+def _walk(root: Path) -> list[Path]:
+    """List the files of a folder and of those in it, but for hidden ones; a folder that links lead to again is read once.
+
+    :raises UserError: when one of the folders cannot be read: what is in it must not be missing without a word.
+    """
+    def refuse(error: OSError) -> None:
+        raise unreadable(Path(error.filename), error)
+
+    files, seen = [], {os.path.realpath(root)}
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        files += [Path(folder, name) for name in names if not name.startswith(".")]
+        here = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(folders) if not name.startswith(".")}
+        folders[:] = [name for name, real in here.items() if real not in seen and not seen.add(real)]  # type: ignore[func-returns-value]
+    return files
+
+
+def _once(files: Iterable[Path]) -> list[Path]:
+    """List each file once, by its shortest path: a glob goes round and round where a link leads upwards."""
+    found: dict[str, Path] = {}
+    for file in sorted(files, key=lambda file: (len(file.parts), file)):
+        found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
 
 
 def _split_of(path: PurePath) -> str:

@@ -1,6 +1,7 @@
-"""The bytes of local files: spans of them, what tells two files apart, and unpacking.  Data floor, no torch; imports the ground only."""
+"""The bytes of local files: spans of them, their text, what tells two files apart, and unpacking.  Data floor, no torch; imports the ground only."""
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import os
@@ -14,21 +15,51 @@ from typing import IO, Any
 
 from ...errors import UserError
 from ...files import make_folder, write_atomic
+from .index import Index
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-PACKED_SUFFIXES = (".gz", ".zst")
-# Read at the head, in the middle and at the tail of a file: enough to tell an edited or appended file, and the same cost for one of 100 GB.
-_SAMPLE = 1 << 16
+# A file up to this size is told apart by all of its bytes: a tenth of a second, once, as the result is kept.
+_WHOLE = 1 << 26
+# Of a bigger one so many stretches of so many bytes are read, evenly over it: the same cost for one of 100 GB.
+_STRETCHES, _STRETCH = 64, 1 << 16
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
 
 
 class Spans:
-    """Reads spans of any number of files, of which the latest used stay open; safe in threads and after a fork."""
+    """Reads spans of any number of files, of which the latest used stay open; safe in threads and after a fork.
 
-    def __init__(self) -> None:
+    A file that is no longer what it was when it was first looked at is refused: where its rows begin would be wrong.
+    """
+
+    def __init__(self, index: Index | None = None):
+        """
+        :param index: keeps what is worked out of the files.
+        """
+        self.index = index or Index()
         self._lock = threading.Lock()
         self._files: OrderedDict[tuple[int, Path], IO[bytes]] = OrderedDict()
+        self._stamps: dict[Path, tuple[int, int, int]] = {}
+
+    def watch(self, path: Path) -> None:
+        """Note what a file is now; called before it is looked into.
+
+        :raises UserError: when it is not there.
+        """
+        try:
+            self._stamps[path] = _stamp(os.stat(path))
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def check(self, path: Path) -> None:
+        """See that a file that is watched is what it was.
+
+        :raises UserError: when it is not.
+        """
+        try:
+            self._compare(path, os.stat(path))
+        except OSError as error:
+            raise unreadable(path, error) from None
 
     def read(self, path: Path, start: int, end: int) -> bytes:
         """Read the bytes [start, end) of a file.
@@ -36,16 +67,27 @@ class Spans:
         :param path: the file.
         :param start: first byte.
         :param end: the byte after the last.
-        :return: the bytes; fewer when the file has become shorter.
-        :raises UserError: when it cannot be read.
+        :return: the bytes, all of them.
+        :raises UserError: when it cannot be read, or is not what it was.
         """
         with self._lock:
             try:
                 file = self._open(path)
+                self._compare(path, os.fstat(file.fileno()))
                 file.seek(start)
-                return file.read(end - start)
+                data = file.read(end - start)
+                while len(data) < end - start and (more := file.read(end - start - len(data))):
+                    data += more
             except OSError as error:
                 raise unreadable(path, error) from None
+        if len(data) < end - start:
+            raise _changed(path)
+        return data
+
+    def _compare(self, path: Path, found: os.stat_result) -> None:
+        """Refuse a file that has changed since it was first seen."""
+        if self._stamps.setdefault(path, _stamp(found)) != _stamp(found):
+            raise _changed(path)
 
     def _open(self, path: Path) -> IO[bytes]:
         """Give the open file; closes the one that has not been used for longest."""
@@ -56,6 +98,16 @@ class Spans:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(key)
         return self._files[key]
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    """Give what is different in another file of the same name; not the time of a change of rights, which changes no text."""
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _changed(path: Path) -> UserError:
+    """Make the error for a file that was written while it is read."""
+    return UserError(f"{path}: has changed while it was being read; train on files that nothing writes to, and run the same command again.")
 
 
 def unreadable(path: Path, error: OSError) -> UserError:
@@ -88,48 +140,113 @@ def text_start(path: Path, label: str) -> int:
     return 3 if head == BYTE_ORDER_MARK else 0
 
 
-def content_digest(path: Path) -> str:
-    """Tell a file's contents apart by its size and its bytes at the head, in the middle and at the tail.
+def decoded(data: bytes) -> tuple[str, int]:
+    """Read bytes as UTF-8.
+
+    :param data: the bytes.
+    :return: the text, in which U+FFFD stands for what is not UTF-8; how many characters stand so.
+    """
+    try:
+        return data.decode(), 0
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "replace")
+        return text, text.count("\ufffd") - data.count("\ufffd".encode())  # some may be meant
+
+
+def refuse_other_encodings(path: Path, label: str, index: Index) -> None:
+    """See that a file is UTF-8 from its first byte to its last.
 
     :param path: the file.
+    :param label: what the user calls it.
+    :param index: keeps the answer, so that a big file is asked once.
+    :raises UserError: naming the first line and byte that is not.
+    """
+    import numpy as np
+
+    def look() -> np.ndarray:
+        decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(1 << 24)
+                waiting = len(decoder.getstate()[0])
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    place = read - waiting + error.start
+                    raise UserError(f"{label}, line {line_number(path, place)}: byte {place + 1:,} of the file ({error.object[error.start]:#04x}) is not "
+                                    "UTF-8; save the file as UTF-8, or let such bytes be replaced with \"encoding_errors\": \"replace\".") from None
+                read += len(block)
+                if not block:
+                    return np.zeros(0)
+
+    try:
+        index.get(path, "is utf-8", look)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def content_digest(path: Path, index: Index | None = None) -> str:
+    """Tell a file's contents apart: by all its bytes up to 64 MB, and by its size and 64 stretches of 64 KB, evenly over it, when it is bigger.
+
+    :param path: the file.
+    :param index: keeps the answer.
     :return: hexadecimal digits.
     :raises UserError: when it cannot be read.
     """
-    try:
+    import numpy as np
+
+    def look() -> np.ndarray:
         size = path.stat().st_size
         digest = hashlib.blake2b(str(size).encode(), digest_size=16)
         with open(path, "rb") as file:
-            for start in sorted({0, max(0, (size - _SAMPLE) // 2), max(0, size - _SAMPLE)}):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE))
+            if size <= _WHOLE:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            else:
+                for number in range(_STRETCHES):
+                    file.seek(number * (size - _STRETCH) // (_STRETCHES - 1))
+                    digest.update(file.read(_STRETCH))
+        return np.frombuffer(digest.digest(), dtype=np.uint8)
+
+    try:
+        return (index or Index()).get(path, "digest", look).tobytes().hex()
     except OSError as error:
         raise unreadable(path, error) from None
-    return digest.hexdigest()
 
 
-def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], None]) -> Path:
+def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], None], index: Index | None = None) -> Path:
     """Give a file made from another one, making it if that has not been done or the other has changed since.
 
     :param path: the original.
-    :param folder: where what is made is kept.
+    :param folder: where what is made is kept; not left behind empty.
     :param name: end of its name.
     :param make: writes it into the open binary file.
+    :param index: keeps what tells the original apart.
     :return: the file made.
     :raises OSError: when it cannot be written.
     """
-    original = f"{path.resolve()} {path.stat().st_mtime_ns} {content_digest(path)}"
-    made = folder / f"{hashlib.blake2b(original.encode(), digest_size=8).hexdigest()}-{name}"
+    original = f"{path.resolve()} {path.stat().st_mtime_ns} {content_digest(path, index)}"
+    made = folder / f"{hashlib.blake2b(original.encode(errors='surrogateescape'), digest_size=8).hexdigest()}-{name[-100:]}"
     if not made.exists():
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
         make_folder(folder, "the data sets folder")
-        write_atomic(made, make)
+        try:
+            write_atomic(made, make)
+        except BaseException:
+            for part in missing:
+                if any(part.iterdir()):
+                    break
+                part.rmdir()
+            raise
     return made
 
 
-def unpack(path: Path, folder: Path) -> Path:
+def unpack(path: Path, folder: Path, index: Index | None = None) -> Path:
     """Unpack a .gz or .zst file, of any number of members or frames.
 
     :param path: the packed file.
     :param folder: the data sets folder; `unpacked/` in it keeps the result.
+    :param index: keeps what tells packed files apart.
     :return: the unpacked file, whose name ends as the packed one's did before .gz or .zst.
     :raises UserError: when it is damaged or there is no room.
     """
@@ -138,7 +255,7 @@ def unpack(path: Path, folder: Path) -> Path:
             shutil.copyfileobj(packed, file, 1 << 20)
 
     try:
-        return made_once(path, folder / "unpacked", path.stem, write)
+        return made_once(path, folder / "unpacked", path.stem, write, index)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be unpacked ({getattr(error, 'strerror', None) or error}); is it whole, and is there room in {folder}?") from None
 

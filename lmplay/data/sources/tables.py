@@ -5,23 +5,26 @@ import csv
 import json
 from array import array
 from collections.abc import Iterable, Iterator
+from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from .base import Table
-from .spans import Spans, line_number, text_start, unreadable
+from .base import BadRow, Row, Table
+from .spans import Spans, decoded, line_number, text_start, unreadable
 
 if TYPE_CHECKING:
     import numpy as np
 
 # What JSON allows between two values.
 _BLANKS = b" \t\r\n"
-# The scan for line ends holds this many bytes of masks at a time.
+# The scan for line ends reads this many bytes at a time.
 _SCAN = 1 << 24
 # Of a CSV field, in characters: the csv module refuses longer ones, and its own 131072 is less than a long article. The most a C long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
+# Stands for NUL while the csv module of Python 3.10, which refuses it, is at work: no text read from UTF-8 can hold half a character.
+_NUL = "\udc00"
 
 
 class JsonLines(Table):
@@ -37,21 +40,36 @@ class JsonLines(Table):
         :raises UserError: when it cannot be read, or is UTF-16.
         """
         self._path, self._label, self._spans = path, label, spans
-        self._starts = _line_starts(path, text_start(path, label))
+        spans.watch(path)
+        begin = text_start(path, label)
+        try:
+            bounds = spans.index.get(path, "lines", lambda: _line_bounds(path, begin))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        count = int(bounds[0])
+        self._starts, self._blank_lines = bounds[1:count + 1], bounds[count + 1:]
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        start = int(self._starts[index])
-        line = self._spans.read(self._path, start, int(self._starts[index + 1]))
+        text, replaced = decoded(self._spans.read(self._path, int(self._starts[index]), int(self._starts[index + 1])))
         try:
-            return as_row(json.loads(line.decode("utf-8", "replace")))
+            value = json.loads(text.lstrip("\ufeff"))  # files that begin with a mark may have been joined
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            where = f"{self._label}, line {line_number(self._path, start)}"
-            raise UserError(f"{where}: not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") from None
+            raise BadRow("not valid JSON", f"{self.place(index)}: not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
+                from None
+        row = as_row(value, self.place, index)
+        return Row(row, replaced) if replaced else row
+
+    def place(self, index: int) -> str:
+        """See :class:`Table`."""
+        import numpy as np
+
+        # Blank lines are known by their numbers, less the blank lines before each: the number of rows before it.
+        return f"{self._label}, line {index + 1 + int(np.searchsorted(self._blank_lines, index, side='right'))}"
 
 
 class JsonArray(Table):
@@ -59,18 +77,26 @@ class JsonArray(Table):
 
     columns = None
 
-    def __init__(self, values: list[Any]):
+    def __init__(self, values: list[Any], label: str, replaced: bool = False):
         """
         :param values: the array.
+        :param label: what the user calls the file.
+        :param replaced: whether some of its bytes were not UTF-8.
         """
-        self._values = values
+        self._values, self._label, self._replaced = values, label, replaced
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        return as_row(self._values[index])
+        row = as_row(self._values[index], self.place, index)
+        replaced = json.dumps(row, ensure_ascii=False).count("\ufffd") if self._replaced else 0
+        return Row(row, replaced) if replaced else row
+
+    def place(self, index: int) -> str:
+        """See :class:`Table`."""
+        return f"{self._label}, object {index + 1}"
 
 
 class CsvTable(Table):
@@ -88,8 +114,15 @@ class CsvTable(Table):
         """
         self._path, self._label, self._spans, self._delimiter = path, label, spans, delimiter
         csv.field_size_limit(_FIELD_LIMIT)
-        self._starts = self._record_starts(text_start(path, label))
-        header = self._record(0) if len(self._starts) > 1 else []
+        spans.watch(path)
+        begin = text_start(path, label)
+        try:
+            self._starts = spans.index.get(path, f"records {delimiter}", lambda: self._record_starts(begin))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except csv.Error as error:
+            raise UserError(f"{label}: cannot be read as a table ({error}); mend it.") from None
+        header = self._record(0)[0] if len(self._starts) > 1 else []
         self.columns = tuple(header)
         twins = sorted({name for name in header if header.count(name) > 1})
         if twins:
@@ -100,42 +133,43 @@ class CsvTable(Table):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        values = self._record(index + 1)
+        values, replaced = self._record(index + 1)
         if len(values) > len(self.columns):
-            where = f"{self._label}, line {line_number(self._path, int(self._starts[index + 1]))}"
-            raise UserError(f"{where}: {len(values)} values under a header of {len(self.columns)}; put values that contain '{self._delimiter}' in quotes.")
-        return dict(zip_longest(self.columns, values))
+            raise BadRow("too many values", f"{self.place(index)}: {len(values)} values under a header of {len(self.columns)}; "
+                                            f"put values that contain '{self._delimiter}' in quotes.")
+        row = dict(zip_longest(self.columns, values))
+        return Row(row, replaced) if replaced else row
 
-    def _record(self, number: int) -> list[str]:
-        """Parse a record; 0 is the header."""
-        data = self._spans.read(self._path, int(self._starts[number]), int(self._starts[number + 1]))
-        return next(csv.reader(_decoded(data.splitlines(keepends=True)), delimiter=self._delimiter), [])
+    def place(self, index: int) -> str:
+        """See :class:`Table`."""
+        return f"{self._label}, line {line_number(self._path, int(self._starts[index + 1]))}"
+
+    def _record(self, number: int) -> tuple[list[str], int]:
+        """Parse a record, 0 is the header; gives how many of its characters were replaced, too."""
+        text, replaced = decoded(self._spans.read(self._path, int(self._starts[number]), int(self._starts[number + 1])))
+        values = next(csv.reader(_without_nul(StringIO(text, newline="")), delimiter=self._delimiter), [])
+        return [value.replace(_NUL, "\0") for value in values], replaced
 
     def _record_starts(self, begin: int) -> np.ndarray:
         """Find the first byte of the header and of each record, and the end of the file; int64."""
         import numpy as np
 
         starts, position = array("q"), begin
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(begin)
 
-                def lines() -> Iterator[bytes]:
-                    nonlocal position
-                    for line in file:
-                        position += len(line)
-                        yield line
+        def lines() -> Iterator[str]:
+            nonlocal position
+            for line in file:
+                for part in line.splitlines(keepends=True):
+                    position += len(part)
+                    yield part.decode("utf-8", "replace")
 
-                records = csv.reader(_decoded(lines()), delimiter=self._delimiter)
+        with open(self._path, "rb") as file:
+            file.seek(begin)
+            start = position
+            for record in csv.reader(_without_nul(lines()), delimiter=self._delimiter):
+                if record:  # an empty line is no record
+                    starts.append(start)
                 start = position
-                for record in records:
-                    if record:  # an empty line is no record
-                        starts.append(start)
-                    start = position
-        except OSError as error:
-            raise unreadable(self._path, error) from None
-        except csv.Error as error:
-            raise UserError(f"{self._label}, line {line_number(self._path, position)}: cannot be read as a table ({error}); mend it.") from None
         starts.append(position)
         return np.frombuffer(starts, dtype=np.int64)
 
@@ -149,49 +183,73 @@ def open_json(path: Path, label: str, spans: Spans) -> Table:
     :return: its rows.
     :raises UserError: when it cannot be read or is none of these.
     """
-    text_start(path, label)
+    begin = text_start(path, label)
     try:
-        value = json.loads(path.read_text("utf-8-sig", "replace"))
+        text, replaced = decoded(path.read_bytes()[begin:])
+        value = json.loads(text) if text.strip() else []
     except OSError as error:
         raise unreadable(path, error) from None
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # a whole value is followed by another
             return JsonLines(path, label, spans)
         raise UserError(f"{label}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{label}: not JSON that can be read ({error}).") from None
     arrays = [value] if isinstance(value, list) else [part for part in value.values() if isinstance(part, list)] if isinstance(value, dict) else []
     if len(arrays) != 1:
         raise UserError(f"{label}: holds {len(arrays)} arrays; it must be an array of objects, or one object that holds exactly one array.")
-    return JsonArray(arrays[0])
+    return JsonArray(arrays[0], label, replaced > 0)
 
 
-def as_row(value: Any) -> dict[str, Any]:
-    """Make a row of a JSON value: an object is one, a string is its text, and anything else is an empty row, which is counted and skipped later."""
+def as_row(value: Any, place: Any, index: int) -> dict[str, Any]:
+    """Make a row of a JSON value: an object is one, and a string is its text.
+
+    :param value: the value.
+    :param place: says where a row is.
+    :param index: the row's number.
+    :return: the row.
+    :raises BadRow: when the value is anything else.
+    """
     if isinstance(value, dict):
         return value
-    return {"text": value} if isinstance(value, str) else {}
+    if isinstance(value, str):
+        return {"text": value}
+    raise BadRow("no JSON object", f"{place(index)}: is no JSON object; write {{\"text\": …}}, or delete it.")
 
 
-def _line_starts(path: Path, begin: int) -> np.ndarray:
-    """Find the first byte of each line that is not blank, and the end of the file; int64."""
+def _line_bounds(path: Path, begin: int) -> np.ndarray:
+    """Find the lines that are not blank.
+
+    :return: how many numbers follow next; the first byte of each line and the end of the file; then for each blank line the rows before it.
+    """
     import numpy as np
 
-    try:
-        size = path.stat().st_size
-        if size == begin:
-            return np.array([size], dtype=np.int64)
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-    except OSError as error:
-        raise unreadable(path, error) from None
-    ends = [np.flatnonzero(data[block:block + _SCAN] == ord("\n")) + block for block in range(0, size, _SCAN)]
-    starts = np.concatenate([[begin], *ends]).astype(np.int64, copy=False)
-    starts[1:] += 1
-    starts = starts[starts < size]
-    bounds = np.append(starts, size)
-    perhaps_blank = np.flatnonzero(np.isin(data[starts], list(_BLANKS)))
-    blank = [line for line in perhaps_blank if not data[bounds[line]:bounds[line + 1]].tobytes().strip(_BLANKS)]
-    return np.delete(bounds, blank)
+    found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    doubtful: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]  # lines that begin as a blank one does
+    with open(path, "rb") as file:
+        file.seek(begin)
+        position, begins = begin, True
+        while block := file.read(_SCAN):
+            data = np.frombuffer(block, dtype=np.uint8)
+            starts = np.flatnonzero(data == ord("\n")) + 1
+            starts = np.concatenate([np.zeros(int(begins), dtype=np.int64), starts[starts < len(data)]])
+            found.append(starts + position)
+            doubtful.append(starts[np.isin(data[starts], list(_BLANKS))] + position)
+            begins = data[-1] == ord("\n")
+            position += len(block)
+        bounds = np.append(np.concatenate(found), position)
+        lines = np.searchsorted(bounds, np.concatenate(doubtful))
+        blank = np.array([line for line in lines if not _read(file, bounds[line], bounds[line + 1]).strip(_BLANKS)], dtype=np.int64)
+    starts = np.delete(bounds, blank)
+    return np.concatenate([[len(starts)], starts, blank - np.arange(len(blank))]).astype(np.int64)
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
-    """Decode lines of UTF-8; what is not becomes U+FFFD."""
-    return (line.decode("utf-8", "replace") for line in lines)
+def _read(file: Any, start: Any, end: Any) -> bytes:
+    """Read the bytes [start, end) of an open file."""
+    file.seek(int(start))
+    return bytes(file.read(int(end - start)))
+
+
+def _without_nul(lines: Iterable[str]) -> Iterator[str]:
+    """Replace NUL by what stands for it."""
+    return (line.replace("\0", _NUL) if "\0" in line else line for line in lines)

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .base import Table
-from .spans import Spans, text_start, unreadable
+from .base import Row, Table
+from .spans import Spans, decoded, line_number, text_start, unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,9 +34,11 @@ class TextTable(Table):
         :param limit: greatest length of a row, in bytes; a single character may be longer.
         :raises UserError: when it cannot be read, or is UTF-16.
         """
-        self._path, self._spans = path, spans
+        self._path, self._label, self._spans = path, label, spans
+        spans.watch(path)
+        begin = text_start(path, label)
         try:
-            self._starts = _block_starts(path, text_start(path, label), limit)
+            self._starts = spans.index.get(path, f"text {limit}", lambda: _block_starts(path, begin, limit))
         except OSError as error:
             raise unreadable(path, error) from None
 
@@ -46,7 +48,12 @@ class TextTable(Table):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`; bytes that are not UTF-8 become U+FFFD."""
         block = self._spans.read(self._path, int(self._starts[index]), int(self._starts[index + 1]))
-        return {"text": block.decode("utf-8", "replace")}
+        text, replaced = decoded(block)
+        return Row({"text": text}, replaced) if replaced else {"text": text}
+
+    def place(self, index: int) -> str:
+        """See :class:`Table`."""
+        return f"{self._label}, line {line_number(self._path, int(self._starts[index]))}"
 
 
 def _block_starts(path: Path, begin: int, limit: int) -> np.ndarray:
