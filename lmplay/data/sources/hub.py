@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,8 +12,19 @@ from urllib.parse import quote
 from ...errors import LmplayError, Unavailable, UserError
 from ...hub import Patience, hub_endpoint, hub_problem, outage_of
 from .base import IndexedSource, SourceSpec, StreamedSource
-from .library import DatasetSource, DatasetStreamedSource, check_splits, first_line, load_saved, own_validation, quiet_library, saved_fingerprint, split_names
-from .remote import RemoteFile, remote_file
+from .library import (
+    DatasetSource,
+    DatasetStreamedSource,
+    check_splits,
+    first_line,
+    load_saved,
+    no_room,
+    own_validation,
+    quiet_library,
+    saved_fingerprint,
+    split_names,
+)
+from .remote import RemoteFile, remote_file, sizes
 from .shards import ShardedSource, parquet_schema
 
 if TYPE_CHECKING:
@@ -71,6 +83,46 @@ def prepared(spec: SourceSpec, split: str, folder: Path) -> tuple[Dataset | None
         return builder.as_dataset(split=chosen) if chosen else None
 
     return _ask(spec.path, folder, prepare), str(builder.hash)
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file of a data set that has to be on this disk before its rows can be; `size` is in bytes."""
+
+    repo: str
+    revision: str
+    path: str
+    size: int
+
+
+def downloads(spec: SourceSpec, folder: Path) -> tuple[list[Download], int]:
+    """List what saving a data set downloads; nothing where the hub is away and the cache has to do.
+
+    :param spec: the source.
+    :param folder: the data sets folder.
+    :return: the files that the hub has, and the bytes that the rows will take: what the description states, at least as many as the files.
+    :raises UserError: when it cannot be had.
+    :raises Unavailable: when the hub does not answer.
+    """
+    builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
+    found = [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
+    files = [Download(*place, size) for place, size in _ask(spec.path, folder, lambda: sizes(list(dict.fromkeys(file.place for file in found)))).items()]
+    return files, max(builder.info.dataset_size or 0, sum(file.size for file in files))
+
+
+def download(spec: SourceSpec, file: Download, folder: Path) -> None:
+    """Download a file to where the library looks for it, unless it is there.
+
+    :param spec: the source.
+    :param file: one of its files.
+    :param folder: the data sets folder.
+    :raises UserError: when it cannot be had, or there is no room.
+    :raises Unavailable: when the hub does not answer.
+    """
+    import huggingface_hub
+
+    _ask(spec.path, folder, lambda: huggingface_hub.hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision,
+                                                                    cache_dir=folder / "hub", endpoint=hub_endpoint()))
 
 
 def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource | None:
@@ -219,6 +271,8 @@ def explain(path: str, error: Exception) -> str:
     :return: the line.
     """
     text, kind, start = str(error), type(error).__name__, f"source {path}: "
+    if no_room(error):
+        return f"{start}there is no room on the disk ({first_line(error)}); make some, or choose another --out-dir. What has been downloaded is kept."
     configs = re.search(r"[Aa]vailable(?: configs)?: (\[.*?\])", text)
     if configs:
         return f"{start}needs one of its configs in 'config': {configs[1].strip('[]').replace(chr(39), '')}."

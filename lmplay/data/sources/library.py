@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +147,7 @@ def _set_up() -> None:
     """Let the library draw no bars, log nothing, send no telemetry, and leave it to us to try again."""
     import datasets
     import huggingface_hub
-    from huggingface_hub import hf_file_system
+    from huggingface_hub import file_download, hf_file_system
 
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
@@ -157,9 +159,10 @@ def _set_up() -> None:
     for name, value in {"READ_MAX_RETRIES": 1, "OPEN_MAX_RETRIES": 1, "READ_RETRY_INTERVAL": 0, "READ_SERVER_UNAVAILABLE_RETRY_INTERVAL": 0,
                         "READ_RATE_LIMIT_RETRY_INTERVAL": 0, "OPEN_RETRY_INTERVAL": 0}.items():
         setattr(datasets.config, f"STREAMING_{name}", value)
-    backoff = getattr(hf_file_system, "http_backoff", None)
-    if backoff is not None and not isinstance(backoff, partial):
-        vars(hf_file_system)["http_backoff"] = partial(backoff, max_retries=0)
+    for module, name in product((hf_file_system, file_download), ("http_backoff", "http_stream_backoff")):
+        backoff = getattr(module, name, None)
+        if backoff is not None and not isinstance(backoff, partial):
+            setattr(module, name, partial(backoff, max_retries=0))
 
 
 def own_validation(splits: list[str], train: str) -> str | None:
@@ -239,3 +242,12 @@ def first_line(error: BaseException) -> str:
     """Put an error of a library into one line."""
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Tell whether an error, or what caused it, is a disk that is full or a quota that is used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from ...errors import UserError
@@ -9,6 +11,7 @@ from ...hub import Outage, Patience, hub_endpoint, outage_of_status
 
 # Bytes asked for at a time: many where the line is good, few where it breaks.
 _LARGEST, _SMALLEST = 16 * 2**20, 2**18
+_SIZES_ASKED = 200  # files whose sizes are asked for together
 _URL = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
 
 
@@ -23,7 +26,7 @@ class RemoteFile:
         :param path: the file's path in the data set.
         """
         self.label = f"source {label}: {path}"
-        self._repo, self._revision, self._path = repo, revision, path
+        self.place = self._repo, self._revision, self._path = repo, revision, path
         self._patience = Patience(f"source {label}")
         self._size: int | None = None
         self._most = _LARGEST
@@ -124,3 +127,22 @@ def remote_file(label: str, url: str) -> RemoteFile | None:
     """
     found = _URL.fullmatch(url)
     return RemoteFile(label, found["repo"], found["revision"], found["path"]) if found else None
+
+
+def sizes(places: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
+    """Ask the hub for the sizes of files.
+
+    :param places: data set, commit and path of each.
+    :return: the size in bytes of each that is there.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    found: dict[tuple[str, str, str], int] = {}
+    api = HfApi(endpoint=hub_endpoint())
+    for (repo, revision), group in groupby(places, key=lambda place: place[:2]):
+        paths = [place[2] for place in group]
+        for start in range(0, len(paths), _SIZES_ASKED):
+            infos = api.get_paths_info(repo, paths[start:start + _SIZES_ASKED], repo_type="dataset", revision=revision)
+            found |= {(repo, revision, info.path): info.size for info in infos if isinstance(info, RepoFile)}
+    return found

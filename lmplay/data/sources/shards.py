@@ -219,7 +219,11 @@ def parquet_schema(file: RemoteFile) -> pyarrow.Schema:
     :return: its schema, as Arrow's.
     :raises UserError: when it cannot be had or is damaged.
     """
-    return _footer(file).schema.to_arrow_schema()
+    from pyarrow import parquet
+
+    footer = _footer(file)
+    with _Reading(file):
+        return parquet.ParquetFile(_Window(file), metadata=footer).schema_arrow
 
 
 @lru_cache(maxsize=8)  # every reading of a file needs it
