@@ -1,31 +1,45 @@
-"""Whether the Hugging Face hub answers, asked once and quickly: its own client would try for minutes.  Ground floor."""
+"""The Hugging Face hub from outside: whether it answers, and how long to wait when it doesn't.  Ground floor."""
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from .errors import Unavailable, UserError
 
 # How long the hub may take to answer at all, in seconds: addresses are looked up and tried one after the other.
 _PATIENCE = 15.0
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
+# Seconds between tries: twice as long each time, up to a most. Seconds in all, from the first failure on: by default, and where the hub itself
+# has named a time to come back (its limits are counted over five minutes).
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
+_DEFAULT_PATIENCE = 120.0
+_PATIENCE_WHEN_TOLD = 600.0
+# A stop is heard after so many seconds.
+_EAR = 0.2
 
 
 def hub_problem() -> str | None:
     """Ask the hub for a sign of life, in the way its own client will, proxies and all.
 
-    :return: None when it answers, whatever it says; else the reason why it doesn't, in one line.
+    :return: None when it answers, even with a refusal; else the reason why it doesn't, in one line.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         return "HF_HUB_OFFLINE is set"
     reasons = ["no answer"]
 
     def ask() -> None:
-        from huggingface_hub.utils import get_session
+        from huggingface_hub.utils import build_hf_headers, get_session
 
         try:
-            get_session().head(hub_endpoint(), timeout=_PATIENCE)
-            reasons.clear()
+            answer = get_session().get(f"{hub_endpoint()}/api/datasets?limit=1", headers=build_hf_headers(), timeout=_PATIENCE)
+            reasons[:] = _wrong_answer(answer)
         except Exception as error:
-            reasons[:] = [next(iter(str(error).splitlines()), "") or type(error).__name__]
+            reasons[:] = [_first_line(error)]
 
     thread = threading.Thread(target=ask, daemon=True)  # looking up an address knows no time limit
     thread.start()
@@ -36,3 +50,119 @@ def hub_problem() -> str | None:
 def hub_endpoint() -> str:
     """Give the hub's address, as its own client finds it."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+class Outage(Exception):
+    """The hub did not answer as it should, and may do so later; `asked` are the seconds that it wants to be left alone, if it said so."""
+
+    def __init__(self, reason: str, asked: float | None = None):
+        super().__init__(reason)
+        self.asked = asked
+
+
+class Waiting:
+    """Who is told when the hub has to be waited for, and who can end the waiting."""
+
+    def __init__(self) -> None:
+        self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+        self.stopped: Callable[[], bool] = lambda: False
+
+
+waiting = Waiting()
+
+
+class Patience:
+    """The time between tries, and its end: doubled waits without chance, longer where the hub asks for it; any success begins anew."""
+
+    def __init__(self, label: str):
+        """
+        :param label: what is being read, for the messages.
+        """
+        self._label = label
+        self._limit = _patience()
+        self.renew()
+
+    def renew(self) -> None:
+        """Take note that the hub has answered."""
+        self._since: float | None = None
+        self._next = _FIRST_WAIT
+        self._told = False
+
+    def wait(self, outage: Outage) -> None:
+        """Wait before the next try.
+
+        :param outage: what went wrong.
+        :raises Unavailable: when it has been too long, or somebody asks to stop meanwhile.
+        """
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        pause = max(self._next, outage.asked or 0.0)
+        self._next = min(2 * self._next, _LONGEST_WAIT)
+        self._told = self._told or outage.asked is not None
+        limit = max(self._limit, _PATIENCE_WHEN_TOLD) if self._told and self._limit else self._limit
+        if now - self._since + pause > limit:
+            asks = f"; it asks to wait {outage.asked:.0f} s" if outage.asked else ""
+            raise Unavailable(f"{self._label}: the hub does not answer ({outage}{asks}), after {now - self._since:.0f} s of trying.")
+        waiting.say(f"{self._label}: the hub does not answer ({outage}), trying again in {pause:.0f} s; the position is kept")
+        end = now + pause
+        while (left := end - time.monotonic()) > 0:
+            if waiting.stopped():
+                raise Unavailable(f"{self._label}: stopped while waiting for the hub ({outage}).")
+            time.sleep(min(_EAR, left))
+
+
+def outage_of(error: BaseException) -> Outage | None:
+    """Tell whether an error of the hub's client means that the hub may answer later.
+
+    :param error: what the client raised; its causes are looked at, too.
+    :return: the outage; None for what waiting cannot mend.
+    """
+    found: Outage | None = None
+    seen: BaseException | None = error
+    while seen is not None:
+        response: Any = getattr(seen, "response", None)
+        status = getattr(response, "status_code", None)
+        if isinstance(status, int) and status >= 400:
+            return outage_of_status(status, response.headers)
+        # By name: which network library the client uses changes with its version.
+        names = {kind.__name__ for kind in type(seen).__mro__}
+        if names & {"ConnectionError", "TransportError", "Timeout", "TimeoutError", "IncompleteRead"} and "OfflineModeIsEnabled" not in names:
+            found = Outage(_first_line(seen))
+        seen = seen.__cause__ or seen.__context__
+    return found
+
+
+def outage_of_status(status: int, headers: Any) -> Outage | None:
+    """Tell whether an answer means that the hub may answer better later.
+
+    :param status: of the answer.
+    :param headers: of the answer; `Retry-After` in seconds is heeded.
+    :return: the outage; None where waiting cannot mend it.
+    """
+    if status not in (408, 425, 429) and status < 500:
+        return None
+    asked = str(headers.get("Retry-After") or "").strip()
+    return Outage(f"HTTP {status}", float(asked) if asked.isdigit() else None)
+
+
+def _wrong_answer(answer: Any) -> list[str]:
+    """Say why an answer is none of the hub's, if it isn't: an error of a server, or the login page of the network in between."""
+    if answer.status_code >= 500:
+        return [f"HTTP {answer.status_code}"]
+    if answer.status_code < 400 and "html" in answer.headers.get("Content-Type", ""):
+        return [f"{urlsplit(str(answer.url)).netloc} answers with a web page; is there a login page before the network?"]
+    return []
+
+
+def _patience() -> float:
+    """Give the seconds to go on trying: `LMP_HUB_PATIENCE`, or the default."""
+    given = os.environ.get("LMP_HUB_PATIENCE", "")
+    try:
+        return float(given) if given else _DEFAULT_PATIENCE
+    except ValueError:
+        raise UserError(f"LMP_HUB_PATIENCE is '{given}'; it must be a number of seconds.") from None
+
+
+def _first_line(error: BaseException) -> str:
+    """Put an error into one line."""
+    return next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__

@@ -3,23 +3,32 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..files import make_folder
 from .sources import SourceSpec, is_hub
-from .sources.hub import prepared, saved_folder
+from .sources.hub import Download, download, downloads, prepared, saved_folder
 from .sources.library import first_line, quiet_library
+
+# Seconds between two lines of progress where there is no terminal.
+_PLAIN_SECONDS = 10.0
 
 
 def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str], None]) -> None:
     """Save every data set of the hub, its training and its own validation rows, where opening it looks first.
 
+    It can be stopped at any time and done again: what is saved is whole, and what has been downloaded is not downloaded again.
+
     :param specs: the sources; one that is local, built in or already saved needs nothing.
     :param folder: the data sets folder; `saved/` in it gets one folder for each.
-    :param say: is given one line of text for each source.
+    :param say: is given one line of text for each source, and lines of progress.
     :raises UserError: when a data set cannot be had, or there is no room; what was saved before stays.
+    :raises Unavailable: when the hub does not answer.
     """
     for spec in specs:
         target = saved_folder(spec, folder)
@@ -28,16 +37,25 @@ def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str],
         elif target.is_dir():
             say(f"{spec.path}: is already saved in {target}.")
         else:
-            say(f"{spec.path}: downloading.")
-            rows = _save(spec, folder, target)
+            try:
+                rows = _save(spec, folder, target, say)
+            except BaseException:
+                say(f"{spec.path}: not saved; what has been downloaded is kept, and the same command goes on from there.")
+                raise
             say(f"{spec.path}: saved {rows} rows in {target}.")
 
 
-def _save(spec: SourceSpec, folder: Path, target: Path) -> int:
+def _save(spec: SourceSpec, folder: Path, target: Path, say: Callable[[str], None]) -> int:
     """Save one data set under a temporary name and rename it; gives the number of its rows."""
+    files, row_bytes = downloads(spec, folder)
+    make_folder(target.parent, "the data sets folder")
+    _check_room(spec, folder, sum(file.size for file in files if not _is_here(file, folder)) + 2 * row_bytes)
+    _download(spec, files, folder, say)
+    say(f"{spec.path}: writing its rows.")
     found = {split: prepared(spec, split, folder)[0] for split in ("train", "validation")}
     parts = {split: part for split, part in found.items() if part is not None}
-    temporary = make_folder(target.parent, "the data sets folder") / f".{target.name}.{os.getpid()}.tmp"
+    temporary = target.parent / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     from datasets import DatasetDict
 
     try:
@@ -49,3 +67,46 @@ def _save(spec: SourceSpec, folder: Path, target: Path) -> int:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return sum(len(part) for part in parts.values())
+
+
+def _check_room(spec: SourceSpec, folder: Path, needed: int) -> None:
+    """Refuse before hours of downloading what cannot end well: files, the rows that the library makes of them, and the rows that are saved."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(f"source {spec.path}: needs at least {_gigabytes(needed)} in {folder}, and {_gigabytes(free)} are free; "
+                        "make room, or choose another --out-dir.")
+
+
+def _is_here(file: Download, folder: Path) -> bool:
+    """Tell whether a file has been downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(file.repo, file.path, cache_dir=folder / "hub", revision=file.revision, repo_type="dataset"), str)
+
+
+def _download(spec: SourceSpec, files: list[Download], folder: Path, say: Callable[[str], None]) -> None:
+    """Download files, telling how far it is: on a terminal by a bar, else by a line now and then."""
+    total, done, last = sum(file.size for file in files), 0, time.monotonic()
+    say(f"{spec.path}: downloading {len(files)} file{'s' * (len(files) != 1)}, {_gigabytes(total)}.")
+    bar: Any = None
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc=spec.path, dynamic_ncols=True, leave=False)
+    try:
+        for number, file in enumerate(files, 1):
+            download(spec, file, folder)
+            done += file.size
+            if bar is not None:
+                bar.update(file.size)
+            elif number == len(files) or time.monotonic() - last >= _PLAIN_SECONDS:
+                last = time.monotonic()
+                say(f"{spec.path}: {number} of {len(files)} files, {_gigabytes(done)} of {_gigabytes(total)}.")
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _gigabytes(count: int) -> str:
+    """Write a number of bytes for people."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -144,6 +144,12 @@ class Report:
         self._close_bar()
         self.say(f"\nstopped at {run.runner.samples:,} samples; the state is saved in {run.path}. To go on:\n  {self._command}")
 
+    def unavailable(self, reason: str, saved: bool) -> None:
+        """Say that something outside has gone away, and how to go on when it is back; on standard error, as all that ends a run early."""
+        self._close_bar()
+        state = "The state is saved; to go on when it is back:" if saved else "Nothing has been changed; to try again:"
+        print(f"lmp_trainer: {reason}\n{state}\n  {self._command}", file=sys.stderr)
+
     def done(self, run: Run) -> None:
         """Say how a finished run ended."""
         stats = run.runner.stats

@@ -8,11 +8,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LmplayError, UserError
+from ..errors import LmplayError, Unavailable, UserError
+from ..hub import waiting
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
     from ..engine.interrupt import Interrupt
+    from ..engine.report import Report
     from ..plan.schema import Plan
     from ..plan.settings import Settings
 
@@ -21,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train, or do what else the flags ask for.
 
     :param argv: arguments; None = those of the process.
-    :return: the exit code: 0 plan complete, 130/143 stopped by a signal, 2 bad input, 1 training failed.
+    :return: the exit code: 0 plan complete, 130/143 stopped by a signal, 75 the hub is away, 2 bad input, 1 training failed.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -74,6 +76,16 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     from ..engine.report import Report
 
     report = Report(command)
+    waiting.say, waiting.stopped = report.say, interrupt.requested
+    try:
+        return _work(settings, plan, interrupt, report)
+    except Unavailable as error:
+        report.unavailable(str(error), saved=interrupt.at_work)
+        return interrupt.exit_code or error.exit_code
+
+
+def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
+    """Do what the flags ask for."""
     if settings.save_datasets:
         from ..data.save import save_sources
 

@@ -2,24 +2,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from ...errors import UserError
-from ...hub import hub_endpoint, hub_problem
+from ...errors import LmplayError, Unavailable, UserError
+from ...hub import Patience, hub_endpoint, hub_problem, outage_of
 from .base import IndexedSource, SourceSpec, StreamedSource
-from .library import DatasetSource, DatasetStreamedSource, check_splits, first_line, load_saved, own_validation, quiet_library, saved_fingerprint, split_names
+from .library import (
+    DatasetSource,
+    DatasetStreamedSource,
+    check_splits,
+    first_line,
+    load_saved,
+    no_room,
+    own_validation,
+    quiet_library,
+    saved_fingerprint,
+    split_names,
+)
+from .remote import RemoteFile, remote_file, sizes
+from .shards import ShardedSource, parquet_schema
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-# Errors of the client's network libraries, by name: which libraries those are changes with its version.
-_AWAY = ("ConnectError", "ConnectTimeout", "ReadError", "ReadTimeout", "Timeout", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "HfHubHTTPError")
+Answer = TypeVar("Answer")
 
 
 def open_hub(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | StreamedSource | None:
@@ -30,6 +42,7 @@ def open_hub(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | Stre
     :param folder: the data sets folder.
     :return: the source; None where "validation" is asked for and it has no such split.
     :raises UserError: when it cannot be had; says why.
+    :raises Unavailable: when the hub does not answer.
     """
     saved = saved_folder(spec, folder)
     if saved.is_dir():
@@ -60,26 +73,121 @@ def prepared(spec: SourceSpec, split: str, folder: Path) -> tuple[Dataset | None
     :param folder: the data sets folder.
     :return: the data set, None where "validation" is asked for and there is none; and the commit that it is of.
     :raises UserError: when it cannot be had.
+    :raises Unavailable: when the hub does not answer.
     """
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
-    with _asking(spec.path, folder):
+
+    def prepare() -> Dataset | None:
         builder.download_and_prepare()
         chosen = _choose(spec, list(builder.info.splits or ()), split)
-        return builder.as_dataset(split=chosen) if chosen else None, str(builder.hash)
+        return builder.as_dataset(split=chosen) if chosen else None
+
+    return _ask(spec.path, folder, prepare), str(builder.hash)
 
 
-def _open_stream(spec: SourceSpec, split: str, folder: Path) -> DatasetStreamedSource | None:
-    """Open a data set without downloading it."""
+@dataclass(frozen=True)
+class Download:
+    """A file of a data set that has to be on this disk before its rows can be; `size` is in bytes."""
+
+    repo: str
+    revision: str
+    path: str
+    size: int
+
+
+def downloads(spec: SourceSpec, folder: Path) -> tuple[list[Download], int]:
+    """List what saving a data set downloads; nothing where the hub is away and the cache has to do.
+
+    :param spec: the source.
+    :param folder: the data sets folder.
+    :return: the files that the hub has, and the bytes that the rows will take: what the description states, at least as many as the files.
+    :raises UserError: when it cannot be had.
+    :raises Unavailable: when the hub does not answer.
+    """
+    builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
+    found = [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
+    files = [Download(*place, size) for place, size in _ask(spec.path, folder, lambda: sizes(list(dict.fromkeys(file.place for file in found)))).items()]
+    return files, max(builder.info.dataset_size or 0, sum(file.size for file in files))
+
+
+def download(spec: SourceSpec, file: Download, folder: Path) -> None:
+    """Download a file to where the library looks for it, unless it is there.
+
+    :param spec: the source.
+    :param file: one of its files.
+    :param folder: the data sets folder.
+    :raises UserError: when it cannot be had, or there is no room.
+    :raises Unavailable: when the hub does not answer.
+    """
+    import huggingface_hub
+
+    _ask(spec.path, folder, lambda: huggingface_hub.hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision,
+                                                                    cache_dir=folder / "hub", endpoint=hub_endpoint()))
+
+
+def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource | None:
+    """Open a data set without downloading it: by our own reader where it knows the format, else by the library's."""
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=False)
-    with _asking(spec.path, folder):
-        parts = builder.as_streaming_dataset()
-        chosen = _choose(spec, list(parts), split)
+    title, asked = _title(spec, split), {**_asked(spec, split), "commit": str(builder.hash)}
+    urls: dict[str, list[str]] = {str(name): list(map(str, found)) for name, found in (builder.config.data_files or {}).items()}
+    form = _own_form(builder)
+    if form:
+        chosen = _choose(spec, list(urls), split)
         if chosen is None:
             return None
-        dataset = parts[chosen] if chosen in parts else builder.as_streaming_dataset(split=chosen)
-    counts = [info.num_examples for name, info in (builder.info.splits or {}).items() if name in split_names(chosen)]
-    n_rows = sum(counts) if counts and all(counts) else None  # 0 stands for a number that nobody stated
-    return DatasetStreamedSource(_title(spec, split), dataset, n_rows, {"kind": "stream", **_asked(spec, split), "commit": str(builder.hash)})
+        files = [file for name in split_names(chosen) for url in urls[name] if (file := remote_file(title, url))]
+        if len(files) == sum(len(urls[name]) for name in split_names(chosen)):
+            source = _open_shards(title, form, files, _stated_rows(builder, chosen), {"kind": f"stream of {form}", **asked})
+            if source is not None:
+                return source
+
+    def open_parts() -> tuple[str | None, Any]:
+        parts = builder.as_streaming_dataset()
+        chosen = _choose(spec, list(parts), split)
+        return chosen, None if chosen is None else parts[chosen] if chosen in parts else builder.as_streaming_dataset(split=chosen)
+
+    chosen, dataset = _ask(spec.path, folder, open_parts)
+    return None if chosen is None else DatasetStreamedSource(title, dataset, _stated_rows(builder, chosen), {"kind": "stream", **asked})
+
+
+def _own_form(builder: DatasetBuilder) -> str | None:
+    """Tell how our own reader would read a data set; None where the library has to: another format, or values that it decodes."""
+    form = next((own for kind in type(builder).__mro__ if (own := {"Parquet": "parquet", "Json": "lines"}.get(kind.__name__))), None)
+    asked = [getattr(builder.config, name, None) for name in ("columns", "filters", "field", "encoding", "encoding_errors")]
+    plain = builder.info.features is None or _is_plain(dict(builder.info.features))
+    return form if plain and all(value in (None, "utf-8") for value in asked) else None
+
+
+def _open_shards(title: str, form: str, files: list[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any]) -> ShardedSource | None:
+    """Open files with our own reader; None where they are not what it reads."""
+    if form == "parquet":
+        import datasets
+
+        features = datasets.Features.from_arrow_schema(parquet_schema(files[0]))
+        return ShardedSource(title, form, files, n_rows, fingerprint) if _is_plain(dict(features)) else None
+    try:
+        return ShardedSource(title, form, files, n_rows, fingerprint)
+    except UserError:
+        return None  # JSON, but not in lines
+
+
+def _is_plain(feature: Any) -> bool:
+    """Tell whether the library gives values of a feature as they are stored."""
+    if isinstance(feature, dict):
+        return all(map(_is_plain, feature.values()))
+    if isinstance(feature, (list, tuple)):
+        return all(map(_is_plain, feature))
+    inner = getattr(feature, "feature", None)
+    # A Sequence of several fields is stored as a list of them, and given as a dict of lists.
+    if type(feature).__name__ in ("Sequence", "List", "LargeList"):
+        return not (type(feature).__name__ == "Sequence" and isinstance(inner, dict)) and _is_plain(inner)
+    return type(feature).__name__ in ("Value", "ClassLabel")
+
+
+def _stated_rows(builder: DatasetBuilder, split: str) -> int | None:
+    """Give the number of rows that the data set's description states."""
+    counts = [info.num_examples for name, info in (builder.info.splits or {}).items() if name in split_names(split)]
+    return sum(counts) if len(counts) == len(split_names(split)) and all(counts) else None  # 0 stands for a number that nobody stated
 
 
 def _choose(spec: SourceSpec, splits: list[str], split: str) -> str | None:
@@ -115,8 +223,9 @@ def _builder(path: str, config: str | None, revision: str | None, folder: Path, 
         raise UserError(f"source {path}: neither a file or folder that exists nor the name of a data set on the hub (owner/name).")
     away = hub_problem()
     if away and not cache:
-        raise UserError(_hub_away(path, away))
-    with _asking(path, folder, away):
+        raise _hub_away(path, away)
+
+    def load() -> DatasetBuilder:
         import datasets
 
         builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=str(folder / "hub"))
@@ -124,17 +233,34 @@ def _builder(path: str, config: str | None, revision: str | None, folder: Path, 
             raise UserError(f"source {path}: is a loader of the datasets library, not a data set; give the path of the files.")
         return builder
 
+    return _ask(path, folder, load, away)
 
-@contextmanager
-def _asking(path: str, folder: Path, away: str | None = None) -> Iterator[None]:
-    """Turn what goes wrong with the library into one clear line; `away` says why the hub cannot be reached, if so."""
-    try:
-        with quiet_library(folder, offline=away is not None):
-            yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(_hub_away(path, away) if away else explain(path, error)) from None
+
+def _ask(path: str, folder: Path, act: Callable[[], Answer], away: str | None = None) -> Answer:
+    """Do something with the library, again where the hub does not answer; what else goes wrong becomes one clear line.
+
+    :param path: the data set.
+    :param folder: the data sets folder.
+    :param act: what to do.
+    :param away: why the hub cannot be reached, if so: the cache has to do.
+    :return: what it gave.
+    :raises UserError: when it cannot be done.
+    :raises Unavailable: when the hub does not answer.
+    """
+    patience = Patience(f"source {path}")
+    while True:
+        try:
+            with quiet_library(folder, offline=away is not None):
+                return act()
+        except LmplayError:
+            raise
+        except Exception as error:
+            if away:
+                raise _hub_away(path, away) from None
+            outage = outage_of(error)
+            if outage is None:
+                raise UserError(explain(path, error)) from None
+            patience.wait(outage)
 
 
 def explain(path: str, error: Exception) -> str:
@@ -145,6 +271,8 @@ def explain(path: str, error: Exception) -> str:
     :return: the line.
     """
     text, kind, start = str(error), type(error).__name__, f"source {path}: "
+    if no_room(error):
+        return f"{start}there is no room on the disk ({first_line(error)}); make some, or choose another --out-dir. What has been downloaded is kept."
     configs = re.search(r"[Aa]vailable(?: configs)?: (\[.*?\])", text)
     if configs:
         return f"{start}needs one of its configs in 'config': {configs[1].strip('[]').replace(chr(39), '')}."
@@ -158,13 +286,12 @@ def explain(path: str, error: Exception) -> str:
         return f"{start}there is no such data set on {hub_endpoint()} (or it is private), and no such file or folder here; check the name."
     if kind in ("DataFilesNotFoundError", "EmptyDatasetError"):
         return f"{start}holds no files that the datasets library reads; choose another data set."
-    if isinstance(error, ConnectionError) or kind in _AWAY:
-        return _hub_away(path, first_line(error))
     cause = error.__cause__ or error
     return f"{start}cannot be opened ({type(cause).__name__}: {first_line(cause)}); check its page on {hub_endpoint()}/datasets/{path}."
 
 
-def _hub_away(path: str, reason: str) -> str:
-    """Say that the hub cannot be reached."""
-    return (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
+def _hub_away(path: str, reason: str) -> LmplayError:
+    """Make the error for a hub that cannot be reached: it may come back, unless it was told to stay away."""
+    line = (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
             "or '--training-plan quickstart', which needs no network.")
+    return UserError(line) if reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)

@@ -2,17 +2,24 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TrainingError, UserError, nearest
+from ...hub import Patience, outage_of
 from .base import VALIDATION_NAMES, IndexedSource, SourceSpec, Stream, StreamedSource
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+# Rows after which a reading notes its position anew: telling it costs as much as several rows.
+_ROWS_BETWEEN_STATES = 100
 
 
 class DatasetSource(IndexedSource):
@@ -40,10 +47,9 @@ class DatasetSource(IndexedSource):
 
 
 class DatasetStreamedSource(StreamedSource):
-    """A data set that is read over the network while training.
+    """A data set that the library reads over the network while training: any format it knows.
 
-    When the network fails, the library tries again for about nine minutes before a reading gives up. A reading that goes on from a position reads
-    again what comes before it in the same file of the data set, but no more.
+    A reading that goes on from a position, or after the hub was away, reads again what comes before it in the same file of the data set, but no more.
     """
 
     def __init__(self, name: str, dataset: IterableDataset, n_rows: int | None, fingerprint: dict[str, Any]):
@@ -61,47 +67,66 @@ class DatasetStreamedSource(StreamedSource):
 
     def open(self, state: Any = None) -> Stream:
         """See :class:`StreamedSource`."""
-        # The library keeps a reading's position in the data set itself: each reading needs its own.
-        return _DatasetStream(self.name, copy.deepcopy(self._dataset), state)
+        return _DatasetStream(self.name, self._dataset, state)
 
 
 class _DatasetStream(Stream):
-    """One reading of a streamed data set."""
+    """One reading of a streamed data set; after an outage it is begun again where it was."""
 
     def __init__(self, name: str, dataset: IterableDataset, state: Any):
         self._name = name
         self._dataset = dataset
-        self._given = state
-        if state is not None:
-            dataset.load_state_dict(state)
+        self._patience = Patience(f"source {name}")
+        self._known, self._past = state, 0  # a position, and the rows given since
         self._rows: Iterator[dict[str, Any]] | None = None
 
     def __next__(self) -> dict[str, Any]:
-        try:
-            if self._rows is None:
-                self._rows = iter(self._dataset)
-            return next(self._rows)
-        except StopIteration:
-            raise
-        except Exception as error:
-            raise TrainingError(f"source {self._name}: reading stopped ({first_line(error)}); if the network failed, run the same command again.") from error
+        while True:
+            try:
+                row = next(self._rows or self._begin())
+            except StopIteration:
+                raise
+            except Exception as error:
+                self._rows = None
+                outage = outage_of(error)
+                if outage is None:
+                    raise TrainingError(f"source {self._name}: reading stopped ({first_line(error)}).") from error
+                self._patience.wait(outage)
+            else:
+                self._patience.renew()
+                self._past += 1
+                if self._past == _ROWS_BETWEEN_STATES:
+                    self._known, self._past = self._reading.state_dict(), 0
+                return row
 
     def state(self) -> Any:
         """See :class:`Stream`."""
         # Until the first row has been read the library tells the state of the start, not the one it was given.
-        return self._given if self._rows is None else self._dataset.state_dict()
+        return self._reading.state_dict() if self._past and self._rows is not None else self._known
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        """Begin again, after the rows that have been given."""
+        # The library keeps a reading's position in the data set itself: each reading needs its own.
+        self._reading = copy.deepcopy(self._dataset)
+        if self._known is not None:
+            self._reading.load_state_dict(self._known)
+        rows = iter(self._reading)
+        for _ in range(self._past):
+            next(rows)
+        self._rows = rows
+        return rows
 
 
 @contextmanager
 def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
-    """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing and sends no telemetry.
+    """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing, sends no telemetry and waits for nobody.
 
     :param folder: the data sets folder; `hub/` in it is the cache.
     :param offline: make no requests, use what is in the cache.
     :return: a context, in which `datasets` may be used.
     """
     os.environ.setdefault("HF_XET_CACHE", str(folder / "hub" / "xet"))  # read by a compiled library, once
-    _silence()
+    _set_up()
     import datasets
     from huggingface_hub import constants
 
@@ -118,10 +143,11 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _silence() -> None:
-    """Let the library draw no bars, log nothing and send no telemetry."""
+def _set_up() -> None:
+    """Let the library draw no bars, log nothing, send no telemetry, and leave it to us to try again."""
     import datasets
     import huggingface_hub
+    from huggingface_hub import file_download, hf_file_system
 
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
@@ -129,6 +155,14 @@ def _silence() -> None:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.utils.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity_error()
+    # Its waits, minutes long, hear no request to stop. Each is set where the version at hand has it.
+    for name, value in {"READ_MAX_RETRIES": 1, "OPEN_MAX_RETRIES": 1, "READ_RETRY_INTERVAL": 0, "READ_SERVER_UNAVAILABLE_RETRY_INTERVAL": 0,
+                        "READ_RATE_LIMIT_RETRY_INTERVAL": 0, "OPEN_RETRY_INTERVAL": 0}.items():
+        setattr(datasets.config, f"STREAMING_{name}", value)
+    for module, name in product((hf_file_system, file_download), ("http_backoff", "http_stream_backoff")):
+        backoff = getattr(module, name, None)
+        if backoff is not None and not isinstance(backoff, partial):
+            setattr(module, name, partial(backoff, max_retries=0))
 
 
 def own_validation(splits: list[str], train: str) -> str | None:
@@ -191,7 +225,7 @@ def load_saved(path: Path) -> dict[str, Dataset]:
     """
     import datasets
 
-    _silence()
+    _set_up()
     try:
         loaded = datasets.load_from_disk(str(path))
     except Exception as error:
@@ -208,3 +242,12 @@ def first_line(error: BaseException) -> str:
     """Put an error of a library into one line."""
     text = str(error).strip().splitlines()
     return text[0].rstrip(".") if text else type(error).__name__
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Tell whether an error, or what caused it, is a disk that is full or a quota that is used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

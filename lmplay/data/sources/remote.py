@@ -1,0 +1,148 @@
+"""A file of the hub, read in parts: each part is asked for until it is there.  Data floor, no torch; the hub's client is imported when a file is read."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from ...errors import UserError
+from ...hub import Outage, Patience, hub_endpoint, outage_of_status
+
+# Bytes asked for at a time: many where the line is good, few where it breaks.
+_LARGEST, _SMALLEST = 16 * 2**20, 2**18
+_SIZES_ASKED = 200  # files whose sizes are asked for together
+_URL = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
+
+
+class RemoteFile:
+    """One file of a data set of the hub, at one commit."""
+
+    def __init__(self, label: str, repo: str, revision: str, path: str):
+        """
+        :param label: what the user calls the source.
+        :param repo: the data set's name.
+        :param revision: the commit.
+        :param path: the file's path in the data set.
+        """
+        self.label = f"source {label}: {path}"
+        self.place = self._repo, self._revision, self._path = repo, revision, path
+        self._patience = Patience(f"source {label}")
+        self._size: int | None = None
+        self._most = _LARGEST
+
+    @property
+    def size(self) -> int:
+        """The number of bytes; asks the hub the first time."""
+        if self._size is None:
+            self._ask(0, 1)
+        assert self._size is not None
+        return self._size
+
+    def read(self, start: int, end: int) -> bytes:
+        """Read bytes; waits for the hub where it does not answer.
+
+        :param start: the first byte.
+        :param end: one past the last; the end of the file where it is less.
+        :return: the bytes.
+        :raises UserError: when the file cannot be had.
+        :raises Unavailable: when the hub stays away, or somebody asks to stop.
+        """
+        parts = []
+        while start < (end if self._size is None else min(end, self._size)):
+            part = self._ask(start, min(end, start + self._most))
+            parts.append(part)
+            start += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _ask(self, start: int, end: int) -> bytes:
+        """Ask for bytes until some come: all of them, or those up to the end of the file; learns the file's size."""
+        while True:
+            try:
+                found = self._try(start, end)
+            except Outage as outage:
+                self._most = max(_SMALLEST, self._most // 4)
+                end = min(end, start + self._most)
+                self._patience.wait(outage)
+            else:
+                self._patience.renew()
+                self._most = min(_LARGEST, self._most * 2)
+                return found
+
+    def _try(self, start: int, end: int) -> bytes:
+        """Ask once."""
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        url = hf_hub_url(self._repo, self._path, repo_type="dataset", revision=self._revision, endpoint=hub_endpoint())
+        # Bytes are counted as they are stored: nothing may pack them on the way.
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        try:
+            answer = get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        except Exception as error:
+            raise Outage(str(error).split("\n")[0] or type(error).__name__) from None
+        return self._body(answer, start, end)
+
+    def _body(self, answer: Any, start: int, end: int) -> bytes:
+        """Take the bytes out of an answer; raises what is wrong with it."""
+        status, ranges = answer.status_code, answer.headers.get("Content-Range", "")
+        if status == 416 and ranges.startswith("bytes */"):
+            self._learn_size(int(ranges[8:]))
+            if int(ranges[8:]) > start:
+                raise Outage(f"no bytes from {start} of {ranges[8:]}")
+            return b""
+        if status == 200:  # all of it, whatever was asked for: an empty file, or a server that knows no parts
+            if "html" in answer.headers.get("Content-Type", ""):
+                raise Outage("a web page came instead of the data")
+            self._learn_size(len(answer.content))
+            return bytes(answer.content[start:end])
+        total = re.fullmatch(rf"bytes {start}-\d+/(\d+)", ranges)
+        if status == 206 and total:
+            self._learn_size(int(total[1]))
+            if len(answer.content) != min(end, int(total[1])) - start:
+                raise Outage("the connection ended early")
+            return bytes(answer.content)
+        raise outage_of_status(status, answer.headers) or self._refused(status)
+
+    def _learn_size(self, size: int) -> None:
+        """Take note of the size; it cannot change, as the commit is given."""
+        if self._size not in (None, size):
+            raise Outage(f"{size} bytes announced, {self._size} before")
+        self._size = size
+
+    def _refused(self, status: int) -> UserError:
+        """Make the error for an answer that waiting cannot mend."""
+        if status in (401, 403):
+            return UserError(f"{self.label}: access is refused (HTTP {status}); accept the data set's terms on {hub_endpoint()}/datasets/{self._repo}, "
+                             "then log in with 'hf auth login' or set HF_TOKEN.")
+        return UserError(f"{self.label}: the hub does not have it (HTTP {status}); see {hub_endpoint()}/datasets/{self._repo}.")
+
+
+def remote_file(label: str, url: str) -> RemoteFile | None:
+    """Make the file that an address of the library means.
+
+    :param label: what the user calls the source.
+    :param url: `hf://datasets/OWNER/NAME@COMMIT/PATH`.
+    :return: the file; None where the address is of another kind.
+    """
+    found = _URL.fullmatch(url)
+    return RemoteFile(label, found["repo"], found["revision"], found["path"]) if found else None
+
+
+def sizes(places: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
+    """Ask the hub for the sizes of files.
+
+    :param places: data set, commit and path of each.
+    :return: the size in bytes of each that is there.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    found: dict[tuple[str, str, str], int] = {}
+    api = HfApi(endpoint=hub_endpoint())
+    for (repo, revision), group in groupby(places, key=lambda place: place[:2]):
+        paths = [place[2] for place in group]
+        for start in range(0, len(paths), _SIZES_ASKED):
+            infos = api.get_paths_info(repo, paths[start:start + _SIZES_ASKED], repo_type="dataset", revision=revision)
+            found |= {(repo, revision, info.path): info.size for info in infos if isinstance(info, RepoFile)}
+    return found

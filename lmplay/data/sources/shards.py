@@ -1,0 +1,276 @@
+"""Parquet and JSON lines read from the hub while training, from any row on.  Data floor, no torch; pyarrow is imported when a file is opened.
+
+The library's own streams read again what comes before a position in the same file, and wait for the hub out of anybody's reach; these do not.
+"""
+from __future__ import annotations
+
+import io
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UserError
+from .base import Stream, StreamedSource
+from .remote import RemoteFile
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow.parquet import FileMetaData, ParquetFile
+
+# The last bytes of a Parquet file that are read first: most footers fit.
+_FOOTER = 2**16
+# Rows that are decoded together.
+_BATCH_ROWS = 512
+# Rows whose keys are the columns of JSON lines.
+_FIRST_ROWS = 100
+# Bytes read at a time; of JSON lines a small part first, as often only the first rows are wanted.
+_FIRST_PART, _PART = 2**18, 2**22
+# Files whose rows are counted at the start when nobody states their number, so many at once.
+_MOST_COUNTED, _COUNTED_TOGETHER = 64, 8
+
+
+class _ShardStream(Stream):
+    """One reading: the position is the number of the file, and two numbers in it."""
+
+    def __init__(self, files: Sequence[RemoteFile], state: Any):
+        """
+        :param files: the files in order.
+        :param state: see :meth:`Stream.state`.
+        """
+        self._files = files
+        place: tuple[int, int, int] = state or (0, 0, 0)
+        self._file, self._major, self._minor = place
+        self._started = state is not None
+        self._rows: Iterator[dict[str, Any]] | None = None
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            if self._rows is None:
+                self._rows = self._read()
+            row = next(self._rows)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._rows = None  # the next try goes on from the position, not from the end of a broken loop
+            raise
+        self._started = True
+        return row
+
+    def state(self) -> Any:
+        """See :class:`Stream`."""
+        return [self._file, self._major, self._minor] if self._started else None
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        """Give the rows from the position on, which is past a row when it is given."""
+        while self._file < len(self._files):
+            yield from self._read_file(self._files[self._file])
+            self._file, self._major, self._minor = self._file + 1, 0, 0
+
+    @abstractmethod
+    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+        """Give the rows of one file from the position in it on."""
+
+
+class _ParquetStream(_ShardStream):
+    """Reads Parquet; the two numbers are the row group, and the row in it."""
+
+    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+        from pyarrow import parquet
+
+        footer, window = _footer(file), _Window(file)
+        with _Reading(file):
+            table = parquet.ParquetFile(window, metadata=footer)
+        while self._major < footer.num_row_groups:
+            if self._minor < footer.row_group(self._major).num_rows:
+                window.hold(*_stretch(footer, self._major))
+                yield from self._read_group(file, table)
+            self._major, self._minor = self._major + 1, 0
+
+    def _read_group(self, file: RemoteFile, table: ParquetFile) -> Iterator[dict[str, Any]]:
+        """Give the rows of a row group from the position in it on."""
+        skip = self._minor
+        with _Reading(file):
+            batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[self._major], use_threads=False)
+        while True:
+            with _Reading(file):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            for row in batch.slice(min(skip, batch.num_rows)).to_pylist():
+                self._minor += 1
+                yield row
+            skip = max(0, skip - batch.num_rows)
+
+
+class _LinesStream(_ShardStream):
+    """Reads JSON lines; the two numbers are the byte where the next line begins, and the number of lines before it."""
+
+    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+        for line in _lines(file, self._major):
+            number, self._major, self._minor = self._minor + 1, self._major + len(line), self._minor + 1
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
+            if not text:
+                continue
+            try:
+                row = json.loads(text)
+            except ValueError as error:
+                raise UserError(f"{file.label}, line {number}: not valid JSON ({error}).") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{file.label}, line {number}: holds {type(row).__name__}, not an object.")
+            yield row
+
+
+_STREAMS: dict[str, type[_ShardStream]] = {"parquet": _ParquetStream, "lines": _LinesStream}
+
+
+class ShardedSource(StreamedSource):
+    """Files of one data set of the hub, read over the network while training; a reading goes on from any row at the cost of a row group or less."""
+
+    def __init__(self, name: str, form: str, files: Sequence[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any]):
+        """
+        :param name: what it is called.
+        :param form: "parquet" or "lines".
+        :param files: the files in order.
+        :param n_rows: the number of rows that the data set's description states, if it does; few Parquet files are counted.
+        :param fingerprint: what tells it apart from others.
+        :raises UserError: when a file cannot be had or is damaged.
+        :raises Unavailable: when the hub does not answer.
+        """
+        self.name, self._form, self._files = name, form, files
+        self.fingerprint = {**fingerprint, "files": len(files)}
+        self.columns = tuple(parquet_schema(files[0]).names) if form == "parquet" else _first_keys(files)
+        self.n_rows = n_rows if n_rows is not None or form != "parquet" else _count_rows(files)
+
+    def open(self, state: Any = None) -> Stream:
+        """See :class:`StreamedSource`."""
+        return _STREAMS[self._form](self._files, state)
+
+
+class _Reading:
+    """Turns what pyarrow says of a damaged file into one line; what the network says goes on as it is."""
+
+    def __init__(self, file: RemoteFile):
+        self._file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        import pyarrow
+
+        if isinstance(error, (pyarrow.ArrowException, OSError, ValueError)):
+            reason = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+            raise UserError(f"{self._file.label}: is damaged, or no Parquet file ({reason}); see the data set's page, or choose another 'revision'.") from None
+
+
+class _Window(io.RawIOBase):
+    """A file of the hub as pyarrow wants it; the bytes of one stretch are held, the others asked for."""
+
+    def __init__(self, file: RemoteFile):
+        super().__init__()
+        self._file, self._start, self._place = file, 0, 0
+        self._held = memoryview(b"")
+
+    def hold(self, start: int, end: int) -> None:
+        """See that a stretch is held; where it isn't, a good part of what follows it is fetched with it."""
+        if not self._holds(start, end):
+            self._held = memoryview(b"")  # two large stretches need not be in memory at once
+            self._start, self._held = start, memoryview(self._file.read(start, max(end, start + _PART)))
+
+    def readable(self) -> bool:
+        """It can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """It can be read anywhere."""
+        return True
+
+    def tell(self) -> int:
+        """Give the place of the next byte."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        self._place = offset + (0 if whence == io.SEEK_SET else self._place if whence == io.SEEK_CUR else self._file.size)
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        """Read at the place."""
+        start = self._place
+        end = self._file.size if size is None or size < 0 else min(start + size, self._file.size)
+        self._place = max(start, end)
+        if self._holds(start, end):
+            return bytes(self._held[start - self._start:end - self._start])
+        return self._file.read(start, end)
+
+    def _holds(self, start: int, end: int) -> bool:
+        """Tell whether bytes are at hand."""
+        return self._start <= start and end <= self._start + len(self._held)
+
+
+def parquet_schema(file: RemoteFile) -> pyarrow.Schema:
+    """Read the schema of a Parquet file.
+
+    :param file: the file.
+    :return: its schema, as Arrow's.
+    :raises UserError: when it cannot be had or is damaged.
+    """
+    from pyarrow import parquet
+
+    footer = _footer(file)
+    with _Reading(file):
+        return parquet.ParquetFile(_Window(file), metadata=footer).schema_arrow
+
+
+@lru_cache(maxsize=8)  # every reading of a file needs it
+def _footer(file: RemoteFile) -> FileMetaData:
+    """Read what a Parquet file says of its row groups."""
+    from pyarrow import parquet
+
+    window = _Window(file)
+    window.hold(max(0, file.size - _FOOTER), file.size)
+    with _Reading(file):
+        return parquet.read_metadata(window)
+
+
+def _stretch(footer: FileMetaData, number: int) -> tuple[int, int]:
+    """Say where a row group is: its first byte, and one past its last."""
+    group = footer.row_group(number)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    starts = [min(filter(None, (column.dictionary_page_offset, column.data_page_offset))) for column in columns]
+    return min(starts), max(start + column.total_compressed_size for start, column in zip(starts, columns, strict=True))
+
+
+def _lines(file: RemoteFile, start: int) -> Iterator[bytes]:
+    """Give the lines of a file with their ends, from the byte where one begins."""
+    rest, part = b"", _FIRST_PART
+    while found := file.read(start, start + part):
+        start, part = start + len(found), _PART
+        *whole, rest = (rest + found).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
+
+
+def _first_keys(files: Sequence[RemoteFile]) -> tuple[str, ...] | None:
+    """Name the columns of JSON lines: the keys of the first rows, up to a damaged one; None where there are no rows."""
+    keys: dict[str, None] = {}
+    try:
+        for row in islice(_LinesStream(files, None), _FIRST_ROWS):
+            keys |= dict.fromkeys(row)
+    except UserError:
+        if not keys:
+            raise
+    return tuple(keys) or None
+
+
+def _count_rows(files: Sequence[RemoteFile]) -> int | None:
+    """Add up the rows that the footers state; None where there are too many files to ask them all."""
+    if len(files) > _MOST_COUNTED:
+        return None
+    with ThreadPoolExecutor(_COUNTED_TOGETHER) as pool:
+        return sum(pool.map(lambda file: _footer(file).num_rows, files))
