@@ -64,6 +64,10 @@ class Tokenizer:
             self.end_id = spec["end_id"]
         self._byte_lengths = self._count_bytes()
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[dict[str, Any]]]:
+        """Go to another process by what :attr:`spec` says."""
+        return Tokenizer, (self.spec,)
+
     def encode(self, text: str) -> Encoded:
         """Turn text into tokens, without special tokens.
 

@@ -63,6 +63,10 @@ class Cutter:
         self._tail = min(context_len // _TAIL_SHARE, _TAIL_MOST)
         self._encode_short = lru_cache(maxsize=256)(lambda text: tokenizer.encode(text).ids)
 
+    def __reduce__(self) -> tuple[type[Cutter], tuple[Tokenizer, int, bool]]:
+        """Go to another process by what it was made from."""
+        return Cutter, (self._tokenizer, self.context_len, self._estimate)
+
     def cut(self, sample: Sample) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text.
 

@@ -117,7 +117,7 @@ class Report:
         """Close a stage."""
         self._close_bar()
         totals = work.stats.totals
-        skipped = f"; {describe_skipped(work.stream.skipped)}" if work.stream.skipped else ""
+        skipped = f"; {describe_skipped(work.skipped)}" if work.skipped else ""
         stopped = f"; ended early: no better validation for {work.state.stale}" if work.ended_early else ""
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
