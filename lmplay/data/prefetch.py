@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 # How often, in seconds, somebody who waits for an item asks whether to stop waiting, and how long a thread is waited for that is told to end.
 _ASK_SECONDS = 0.1
 _PATIENCE = 5.0
+# The signals that people and job systems send to a whole group of processes, to be heard by the main thread of the program alone.
+SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
 _T = TypeVar("_T")
 
 
@@ -84,8 +86,8 @@ class Prefetch(Generic[_T]):
 
     def _work(self) -> None:
         """Make items as ordered, until the end; what is raised goes to whoever takes them."""
-        if hasattr(signal, "pthread_sigmask"):  # signals are the main thread's, and processes started from here inherit this: Ctrl+C never reaches them
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        if hasattr(signal, "pthread_sigmask"):  # processes started from here inherit it: no signal reaches them, not even in their first moment
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         iterator = None
         try:
             iterator = self._make(self._is_halted)

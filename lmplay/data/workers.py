@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count as count_up
 from itertools import cycle
 from queue import SimpleQueue
 from typing import IO, Any, TypeVar
 
 from ..errors import TrainingError
 from .continuation import Cutter, Piece
+from .prefetch import SIGNALS
 from .samples import Sample
 
 # Samples go to a process by the chunk, so that the way there costs little: so many at most, and no more once they have so many characters.
@@ -30,8 +32,8 @@ _CHUNK_SAMPLES, _CHUNK_CHARACTERS = 64, 200_000
 _CHUNKS_EACH = 2
 _NO_SAMPLE = Sample("", "")
 _T = TypeVar("_T")
-# What a process answers to a chunk: the pieces of its samples up to the first that cannot be cut, and the error of that one with its trace.
-_Answer = tuple[list[list[Piece]], "tuple[Exception, str] | None"]
+# What a process answers to a chunk: its number, the pieces of its samples up to the first that cannot be cut, and the error of that one with its trace.
+_Answer = tuple[int, list[list[Piece]], "tuple[Exception, str] | None"]
 
 
 class Workers:
@@ -44,6 +46,7 @@ class Workers:
         """
         self._cutter, self._count = cutter, count
         self._processes: list[_Process] = []
+        self._numbers = count_up()  # of chunks: the answers to those that a reading left behind are passed over by the next
 
     def __enter__(self) -> Workers:
         return self
@@ -66,17 +69,18 @@ class Workers:
             for process in self._processes:
                 process.send(data)
         turns = cycle(self._processes)
-        sent: deque[tuple[_Process, list[tuple[Sample, _T]]]] = deque()
+        sent: deque[tuple[_Process, int, list[tuple[Sample, _T]]]] = deque()
         more, error = True, None
         while more or sent:
             while more and len(sent) < _CHUNKS_EACH * self._count:
                 chunk, more, error = _read_chunk(samples)
                 if chunk:
-                    sent.append((next(turns), chunk))
-                    sent[-1][0].send(pickle.dumps([sample for sample, _ in chunk], pickle.HIGHEST_PROTOCOL))
+                    process, number = next(turns), next(self._numbers)
+                    process.send(pickle.dumps((number, [sample for sample, _ in chunk]), pickle.HIGHEST_PROTOCOL))
+                    sent.append((process, number, chunk))
             if sent:
-                process, chunk = sent.popleft()
-                yield from _join(chunk, process.receive())
+                process, number, chunk = sent.popleft()
+                yield from _join(chunk, process.receive(number))
         if error is not None:
             raise error
 
@@ -87,7 +91,7 @@ class _Process:
     def __init__(self) -> None:
         program = f"import sys; sys.path[:] = {[str(path) for path in sys.path]!r}; from {__name__} import main; main()"
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}
-        # On Windows, Ctrl+C goes to a group; elsewhere whoever starts the process blocks the signal, see prefetch.
+        # On Windows, Ctrl+C goes to a group of processes; elsewhere the thread that starts the process has the signals blocked.
         group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, creationflags=group)
         assert self._process.stdin is not None
@@ -102,10 +106,12 @@ class _Process:
         except OSError:
             raise self._died() from None
 
-    def receive(self) -> _Answer:
-        """Wait for the answer to the oldest chunk that has none."""
+    def receive(self, number: int) -> _Answer:
+        """Wait for the answer to a chunk."""
         try:
-            return pickle.load(self._output)
+            while (answer := pickle.load(self._output))[0] != number:
+                pass
+            return answer
         except (OSError, EOFError, pickle.UnpicklingError):
             raise self._died() from None
 
@@ -155,7 +161,7 @@ def _read_chunk(samples: Iterator[tuple[Sample, _T]]) -> tuple[list[tuple[Sample
 
 def _join(chunk: Sequence[tuple[Sample, _T]], answer: _Answer) -> Iterator[tuple[list[Piece], _T]]:
     """Give pieces their samples back, which have not made the way twice; raise the error that comes after them."""
-    cut, failed = answer
+    _, cut, failed = answer
     for (sample, tag), pieces in zip(chunk, cut, strict=False):
         yield [replace(piece, sample=sample) for piece in pieces], tag
     if failed is not None:
@@ -165,7 +171,7 @@ def _join(chunk: Sequence[tuple[Sample, _T]], answer: _Answer) -> Iterator[tuple
 
 def main() -> None:
     """Be a process: cut the chunks that come in, until the program that started this one ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # that program hears them, and ends this one
+    for number in SIGNALS:  # that program hears them, and ends this one
         signal.signal(number, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
@@ -174,7 +180,7 @@ def main() -> None:
     try:
         cutter = inbox.get()
         while True:
-            pickle.dump(_cut(cutter, inbox.get()), output, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(_cut(cutter, *inbox.get()), output, pickle.HIGHEST_PROTOCOL)
             output.flush()
     except BrokenPipeError:
         os._exit(0)
@@ -195,15 +201,15 @@ def _receive(stream: IO[bytes], inbox: SimpleQueue[Any]) -> None:
             os._exit(1)
 
 
-def _cut(cutter: Cutter, samples: list[Sample]) -> _Answer:
+def _cut(cutter: Cutter, number: int, samples: list[Sample]) -> _Answer:
     """Cut a chunk."""
     cut: list[list[Piece]] = []
     try:
         for sample in samples:
             cut.append([replace(piece, sample=_NO_SAMPLE) for piece in cutter.cut(sample)])
     except Exception as error:
-        return cut, (_portable(error), traceback.format_exc())
-    return cut, None
+        return number, cut, (_portable(error), traceback.format_exc())
+    return number, cut, None
 
 
 def _portable(error: Exception) -> Exception:

@@ -169,14 +169,15 @@ class StageWork:
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:
-                size = self.run.settings.first_mini_batch
+                size = min(self.run.settings.first_mini_batch, len(batch.pieces))
                 yield _Prepared(batch, size, self._collate(batch, size), batcher.reached)
             yield _Prepared(None, 0, [], batcher.reached)
 
     def _mini_batches(self, batch: Batch, size: int) -> list[MiniBatch]:
         """Give a batch's mini-batches of up to `size` pieces: those made with it, if it is the batch at hand and was made for this size."""
         prepared = self._prepared
-        return prepared.mini_batches if prepared is not None and prepared.batch is batch and prepared.size == size else self._collate(batch, size)
+        same = prepared is not None and prepared.batch is batch and prepared.size == min(size, len(batch.pieces))
+        return prepared.mini_batches if prepared is not None and same else self._collate(batch, size)
 
     def _collate(self, batch: Batch, size: int) -> list[MiniBatch]:
         """Make the mini-batches of a batch."""
