@@ -20,6 +20,10 @@ class UserError(LmplayError):
         self.faults = tuple(dict.fromkeys(map(printable, faults)))  # two sources of one data set fail alike
         super().__init__("\n".join(self.faults))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, ...]]:
+        """Stay as many faults on the way from another process."""
+        return type(self), self.faults
+
 
 class TrainingError(LmplayError):
     """Training itself failed (a loss that is not a number, say); the last good checkpoint stays.  Exit code 1."""

@@ -72,6 +72,9 @@ class Tokenizer:
             self.end_id = spec["end_id"]
         self._byte_lengths = self._count_bytes()
 
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[dict[str, Any]]]:
+        """Go to another process by what :attr:`spec` says."""
+        return Tokenizer, (self.spec,)
     @property
     def end_text(self) -> str:
         """The text that stands for the end token in markup."""

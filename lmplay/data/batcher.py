@@ -1,9 +1,10 @@
 """Pieces to batches: every sample whole within a batch, nothing lost, and a position from which the same batches follow.  Data floor, no torch."""
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from .continuation import Cutter, Piece
 from .samples import Sample
@@ -11,12 +12,11 @@ from .sentences import Cut
 
 # So many samples may wait for a batch with room for them; past it a batch goes out short. Bounds memory and what a resume reads again.
 _MOST_WAITING = 32
+_T = TypeVar("_T")
 
 
 class Samples(Protocol):
-    """Where samples come from; `skipped` counts those that could not be used, by reason."""
-
-    skipped: Counter[str]
+    """Where samples come from."""
 
     @property
     def progress(self) -> float | None:
@@ -32,18 +32,31 @@ class Samples(Protocol):
         """Go to a position."""
 
 
+class Cutting(Protocol):
+    """Cuts many samples, ahead of whoever takes the pieces."""
+
+    def __call__(self, samples: Iterator[tuple[Sample, _T]]) -> Iterator[tuple[list[Piece], _T]]:
+        """Give the pieces of each sample, with what came with it, in order; what reading or cutting raises comes in its sample's place."""
+
+
+class Halted(BaseException):
+    """Raised in place of the next sample when nobody wants it any more; not an Exception, so that no handler of errors takes it for one."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Pieces for one optimizer step.
 
     `samples` are those that end in this batch; `broken` counts the samples that go on in the next; `position` is where the batch after this one
-    starts; `progress` is the share of the stage that has been read (0 to 1), None where its length is unknown.
+    starts; `progress` is the share of the stage that has been read (0 to 1), None where its length is unknown; `empty` counts the samples read for it
+    that gave no piece, because the tokenizer has no token for their text.
     """
 
     pieces: list[Piece]
     position: dict[str, Any]
     broken: int = 0
     progress: float | None = None
+    empty: int = 0
 
     @property
     def samples(self) -> list[Sample]:
@@ -57,101 +70,131 @@ class Batch:
 
     def counts(self) -> Counter[str]:
         """Count what users ask of a batch: pieces, continuations, samples broken by its end, pieces that end inside a word or sentence."""
-        return Counter(pieces=len(self.pieces), continuations=sum(piece.number > 0 for piece in self.pieces), broken_samples=self.broken,
+        return Counter(pieces=len(self.pieces), continuations=sum(piece.number > 0 for piece in self.pieces), broken_samples=self.broken, no_tokens=self.empty,
                        forced_cuts=sum(piece.cut in (Cut.WORD, Cut.CHARACTER) for piece in self.pieces))
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     """A sample that has been read and not, or not wholly, placed."""
 
     ordinal: int  # counted from the start of the stage
-    before: dict[str, Any]  # the position before it was read
+    before: dict[str, Any]  # the position of the samples before it was read
+    tokens: int  # to be learned from the samples before it
     pieces: list[Piece]
     placed: int = 0
 
 
-@dataclass
 class Batcher:
     """Fills batches of `batch_size` pieces.
 
     The samples that wait come first, oldest first; then new ones are read while there is room. A sample that does not fit in what is left waits
     whole. One that is longer than any batch is broken: it takes what is left of the batch when it is the oldest, and goes on in the next.
-    With `most_tokens` no sample is read once that many tokens to be learned have been.
     """
 
-    samples: Samples
-    cutter: Cutter
-    batch_size: int
-    most_tokens: int | None = None
-    _waiting: deque[_Waiting] = field(default_factory=deque)
-    _read: int = 0
-    _tokens: int = 0
-    _ended: bool = False
+    def __init__(self, samples: Samples, cutter: Cutter, batch_size: int, most_tokens: int | None = None, *, cutting: Cutting | None = None,
+                 halted: Callable[[], bool] = lambda: False):
+        """
+        :param samples: read from where they are.
+        :param cutter: makes the pieces.
+        :param batch_size: the most pieces of a batch.
+        :param most_tokens: no sample is taken once so many tokens to be learned have been.
+        :param cutting: does the cutter's work, perhaps ahead and elsewhere; None = here, sample by sample. The batches are the same.
+        :param halted: asked before each sample; once it says True, :class:`Halted` is raised.
+        """
+        self._samples = samples
+        self._cutting = cutting or (lambda reads: ((cutter.cut(sample), after) for sample, after in reads))
+        self._batch_size = batch_size
+        self._most_tokens = most_tokens
+        self._halted = halted
+        self._read = self._tokens = self._empty = 0
+        self._waiting: list[_Waiting] = []
+        self._reached: dict[str, Any] = {}
+        self._progress: float | None = None
+        self._start()
+
+    @property
+    def reached(self) -> dict[str, Any]:
+        """The position of the samples after the last that was taken; whoever cuts ahead has read further."""
+        return self._reached
 
     def next(self) -> Batch | None:
         """Give the next batch, or None when every sample has been placed."""
         pieces: list[Piece] = []
-        self._place_waiting(pieces)
-        while len(pieces) < self.batch_size and len(self._waiting) < _MOST_WAITING and not self._ended:
-            self._read_one()
-            self._place_waiting(pieces, only_last=True)
+        still: list[_Waiting] = []
+        for waiting in self._waiting:
+            if not self._place(waiting, pieces, oldest=not still):
+                still.append(waiting)
+        self._waiting = still
+        while len(pieces) < self._batch_size and len(self._waiting) < _MOST_WAITING:
+            read = self._read_one()
+            if read is None:
+                break
+            if not self._place(read, pieces, oldest=not self._waiting):
+                self._waiting.append(read)
         if not pieces:
             return None
         broken = sum(waiting.placed > 0 for waiting in self._waiting)
-        return Batch(pieces, self.state(), broken, self._progress())
+        progress = self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
+        empty, self._empty = self._empty, 0
+        return Batch(pieces, self.state(), broken, progress, empty)
 
     def state(self) -> dict[str, Any]:
         """Give the position: where the oldest sample that waits begins, which wait, and how many of their pieces have been placed."""
         if not self._waiting:
-            return {**self._here(), "until": self._read, "waiting": []}
-        return {**self._waiting[0].before, "until": self._read, "waiting": [[waiting.ordinal, waiting.placed] for waiting in self._waiting]}
+            return {"samples": self._reached, "read": self._read, "tokens": self._tokens, "until": self._read, "waiting": []}
+        oldest = self._waiting[0]
+        return {"samples": oldest.before, "read": oldest.ordinal, "tokens": oldest.tokens, "until": self._read,
+                "waiting": [[waiting.ordinal, waiting.placed] for waiting in self._waiting]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position: what waited is read again."""
-        self.samples.restore(state["samples"])
+        self._samples.restore(state["samples"])
         self._read, self._tokens = state["read"], state["tokens"]
-        self._waiting.clear()
-        self._ended = False
+        self._start()
         placed = dict(state["waiting"])
-        while self._read < state["until"]:
-            self._read_one()
-            if self._waiting[-1].ordinal in placed:
-                self._waiting[-1].placed = placed[self._waiting[-1].ordinal]
-            else:
-                self._waiting.pop()
+        while self._read < state["until"] and (read := self._read_one()) is not None:
+            if read.ordinal in placed:
+                read.placed = placed[read.ordinal]
+                self._waiting.append(read)
+        self._empty = 0
 
-    def _here(self) -> dict[str, Any]:
-        """Give the position before the next sample."""
-        return {"samples": self.samples.state(), "read": self._read, "tokens": self._tokens}
+    def _start(self) -> None:
+        """Begin to read from where the samples are."""
+        self._waiting = []
+        self._reached, self._progress = self._samples.state(), self._samples.progress
+        self._reads = self._cutting(self._read_samples())
 
-    def _progress(self) -> float | None:
-        """Give the share of the stage that has been read."""
-        return self.samples.progress if self.most_tokens is None else min(1.0, self._tokens / self.most_tokens)
+    def _read_samples(self) -> Iterator[tuple[Sample, tuple[dict[str, Any], float | None]]]:
+        """Read samples, each with the position after it and the share that has been read then."""
+        while not self._halted():
+            sample = self._samples.next()
+            if sample is None:
+                return
+            yield sample, (self._samples.state(), self._samples.progress)
+        raise Halted
 
-    def _read_one(self) -> None:
-        """Read a sample into the queue."""
-        before = self._here()
-        sample = self.samples.next() if self.most_tokens is None or self._tokens < self.most_tokens else None
-        if sample is None:
-            self._ended = True
-            return
-        self._waiting.append(_Waiting(self._read, before, self.cutter.cut(sample)))
-        if not self._waiting[-1].pieces:
-            self.samples.skipped["no tokens"] += 1
+    def _read_one(self) -> _Waiting | None:
+        """Take the next sample; None at the end."""
+        if self._most_tokens is not None and self._tokens >= self._most_tokens:
+            return None
+        read = next(self._reads, None)
+        if read is None:
+            self._reached, self._progress = self._samples.state(), self._samples.progress
+            return None
+        pieces, after = read
+        waiting = _Waiting(self._read, self._reached, self._tokens, pieces)
+        self._empty += not pieces
+        self._reached, self._progress = after
         self._read += 1
-        self._tokens += sum(piece.n_truth for piece in self._waiting[-1].pieces)
+        self._tokens += sum([piece.n_truth for piece in pieces])
+        return waiting
 
-    def _place_waiting(self, pieces: list[Piece], only_last: bool = False) -> None:
-        """Place what fits of the samples that wait, oldest first; `only_last` looks at the newest alone."""
-        candidates = [self._waiting[-1]] if only_last and self._waiting else list(self._waiting)
-        for waiting in candidates:
-            room = self.batch_size - len(pieces)
-            left = waiting.pieces[waiting.placed:]
-            too_long = len(waiting.pieces) > self.batch_size and waiting is self._waiting[0]
-            if room and (len(left) <= room or too_long):
-                pieces += left[:room]
-                waiting.placed += min(room, len(left))
-                if waiting.placed == len(waiting.pieces):
-                    self._waiting.remove(waiting)
-
+    def _place(self, waiting: _Waiting, pieces: list[Piece], oldest: bool) -> bool:
+        """Place what fits of a sample; tell whether all of it has been placed now."""
+        left = waiting.pieces[waiting.placed:]
+        room = self._batch_size - len(pieces)
+        if len(left) <= room or (room and oldest and len(waiting.pieces) > self._batch_size):
+            pieces += left[:room]
+            waiting.placed += min(room, len(left))
+        return waiting.placed == len(waiting.pieces)

@@ -75,6 +75,10 @@ class Cutter:
         self._encode_given = lru_cache(maxsize=256)(tokenizer.encode)
         self._encode_markup = lru_cache(maxsize=256)(tokenizer.encode_markup)
 
+    def __reduce__(self) -> tuple[type[Cutter], tuple[Tokenizer, int, bool]]:
+        """Go to another process by what it was made from."""
+        return Cutter, (self._tokenizer, self.context_len, self._estimate)
+
     def cut(self, sample: Sample) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text, or the answers of its chat.
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.stream import describe_losses, describe_skipped
+from ..data.stream import describe_losses
 
 if TYPE_CHECKING:
     from ..data.batcher import Batch
@@ -39,6 +39,7 @@ class Report:
         self._validation = ""
         self._last_line = self._last_example = self._started = time.monotonic()
         self._first_samples = self._first_tokens = 0
+        self._first_share: tuple[float, float] | None = None  # share of the stage read at the first step of this run, and when that was
 
     def say(self, text: str) -> None:
         """Print a line or more, above the progress line."""
@@ -78,6 +79,7 @@ class Report:
             self.say("   no validation: no rows are held out")
         self._validation = ""
         self._started = self._last_line = time.monotonic()
+        self._first_share = None
         self._first_samples, self._first_tokens = run.runner.samples, run.runner.stats.totals["total_train_tokens"]
         if sys.stderr.isatty():
             from tqdm import tqdm
@@ -89,7 +91,7 @@ class Report:
         self._loss = loss if self._loss is None else self._loss + (loss - self._loss) / 20
         tokens = run.runner.stats.totals["total_train_tokens"] - self._first_tokens
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        text = f"loss {self._loss:.3f}{self._validation}, {tokens / elapsed:,.0f} tokens/s"
+        text = f"loss {self._loss:.3f}{self._validation}, {tokens / elapsed:,.0f} tokens/s{self._time_left(batch.progress)}"
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(len(batch.samples))
@@ -117,7 +119,7 @@ class Report:
         """Close a stage."""
         self._close_bar()
         totals = work.stats.totals
-        skipped = f"; {describe_skipped(work.stream.skipped)}" if work.stream.skipped else ""
+        skipped = f"; {totals['no_tokens']:,} samples without a token" if totals["no_tokens"] else ""
         stopped = f"; ended early: no better validation for {work.state.stale}" if work.ended_early else ""
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
@@ -163,6 +165,16 @@ class Report:
     def already_done(self, path: Path, plan: Plan) -> None:
         """Say that there is nothing to do."""
         self.say(f"the plan is complete: {path} has done all of its {len(plan.stages)} stages. Add a stage to go on, or --reset-history to start anew.")
+
+    def _time_left(self, share: float | None) -> str:
+        """Say how long the stage will take, by the speed since the first step, which is passed over: it is slow; "" while that is not known."""
+        if share is None:
+            return ""
+        first, at = self._first_share = self._first_share or (share, time.monotonic())
+        if share <= first:
+            return ""
+        minutes, seconds = divmod(round((time.monotonic() - at) * (1 - share) / (share - first)), 60)
+        return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
 
     def _close_bar(self) -> None:
         """Leave the progress line as it is."""

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Run:
     stage_data: dict[str, StageData]
     report: Report
     interrupt: Interrupt
+    closing: ExitStack = field(default_factory=ExitStack)  # what has to be ended with the run, however it ends
 
     @property
     def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:

@@ -3,14 +3,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
 from ..data.batcher import Batch, Batcher
-from ..data.collate import collate
+from ..data.collate import MiniBatch, collate
 from ..data.continuation import Cutter
+from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.stream import SampleStream, describe_skipped
+from ..data.workers import Workers
 from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
 from ..optim.optimizers import set_lr, set_weight_decay
@@ -30,6 +36,18 @@ FINAL_CHARACTERS = 2000
 WATCHED_PIECES = 4
 # Samples from which the floor of a stage is worked out.
 _FLOOR_SAMPLES = 32
+# Batches made ahead of the step: enough to even out short and long ones.
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples after its last one."""
+
+    batch: Batch | None
+    size: int
+    mini_batches: list[MiniBatch]
+    reached: dict[str, Any]
 
 
 class StageWork:
@@ -41,7 +59,10 @@ class StageWork:
         self.data = run.stage_data[stage.name]
         self.cutter = Cutter(run.model.tokenizer, self.settings.context_len, run.settings.continuation == "estimate")
         self.stream = self.data.samples()
-        self.batcher = Batcher(self.stream, self.cutter, self.settings.batch_size, stage.tokens)
+        self._prefetch = Prefetch(self._prepare, _BATCHES_AHEAD if run.settings.data_workers else 0)
+        run.closing.callback(self._prefetch.close)
+        self._prepared: _Prepared | None = None
+        self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.data_seconds = 0.0  # waited for the batch at hand
         self.ended_early = False
@@ -56,21 +77,27 @@ class StageWork:
 
     @property
     def losses(self) -> dict[str, Any]:
-        """What of the rows did not become samples as it stood in the files, up to the batch at hand (see :func:`describe_losses`)."""
-        return self.stream.state()
+        """What of the rows did not become samples as it stood in the files, up to the batch at hand (see :func:`describe_losses`).
+
+        The stream itself may be ahead of it, in another thread.
+        """
+        return self._prepared.reached if self._prepared is not None else self.stream.state()
 
     def next_batch(self) -> Batch | None:
-        """Give the next batch, or None at the end of the stage."""
+        """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
         started = time.perf_counter()
-        batch = self.batcher.next()
+        prepared = self._prefetch.next(self.run.interrupt.requested)
         self.data_seconds = time.perf_counter() - started
-        return batch
+        if prepared is None:  # asked to stop meanwhile
+            return None
+        self._prepared = prepared
+        return prepared.batch
 
     def step(self, batch: Batch) -> StepResult | None:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run = self.run
         random_before = torch_random_state()
-        mini_batches = collate(batch.pieces, run.settings.first_mini_batch, run.runner.runtime.length_multiple, self.cutter.context_len - 1)
+        mini_batches = self._mini_batches(batch, run.settings.first_mini_batch)
         set_lr(run.optimizers.optimizer, run.lr_schedulers.lr(self.settings))
         result = train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
                             watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested)
@@ -97,7 +124,9 @@ class StageWork:
         :raises UserError: when there was nothing to train on.
         """
         if not self.stats.totals["total_train_steps"]:
-            raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({describe_skipped(self.stream.skipped)}).")
+            skipped = describe_skipped(Counter(self.losses["skipped"]))
+            raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({skipped}).")
+        self._prefetch.close()
         self.ended_early = self.is_over()
         fresh = self.data.validation_samples() if self.has_validation else None
         if fresh is not None and not self._judge(self._take_final(fresh), final=True):
@@ -127,13 +156,36 @@ class StageWork:
             place = self.place()
             run.runner.stages.append({"name": self.stage.name, "done": False, **{f"{end}_{unit}": place[unit] for end in ("from", "to")
                                                                                 for unit in ("samples", "tokens", "seconds")}, **self._floors()})
-        if self.state.position is not None:
-            self.batcher.restore(self.state.position)
         if self.state.validation_position is not None and self._validation is not None:
             self._validation.restore(self.state.validation_position)
         self.frozen = freeze(run.model.module, self.stage, run.settings)
         set_weight_decay(run.optimizers.optimizer, self.settings.weight_decay)
         run.model.module.train()
+
+    def _prepare(self, halted: Callable[[], bool]) -> Iterator[_Prepared]:
+        """Make the batches from where the state says, with their mini-batches; runs in a thread of its own, beside training and validation.
+
+        What it shares with them it only reads: sources, tokenizer and cutter; it draws no random numbers.
+        """
+        count = self.run.settings.data_workers
+        with Workers(self.cutter, count) if count > 1 else nullcontext() as workers:
+            batcher = Batcher(self.stream, self.cutter, self.settings.batch_size, self.stage.tokens, cutting=workers.cut if workers else None, halted=halted)
+            if self._position is not None:
+                batcher.restore(self._position)
+            while (batch := batcher.next()) is not None:
+                size = min(self.run.settings.first_mini_batch, len(batch.pieces))
+                yield _Prepared(batch, size, self._collate(batch, size), batcher.reached)
+            yield _Prepared(None, 0, [], batcher.reached)
+
+    def _mini_batches(self, batch: Batch, size: int) -> list[MiniBatch]:
+        """Give a batch's mini-batches of up to `size` pieces: those made with it, if it is the batch at hand and was made for this size."""
+        prepared = self._prepared
+        same = prepared is not None and prepared.batch is batch and prepared.size == min(size, len(batch.pieces))
+        return prepared.mini_batches if prepared is not None and same else self._collate(batch, size)
+
+    def _collate(self, batch: Batch, size: int) -> list[MiniBatch]:
+        """Make the mini-batches of a batch."""
+        return collate(batch.pieces, size, self.run.runner.runtime.length_multiple, self.cutter.context_len - 1)
 
     def _take_final(self, stream: SampleStream) -> list[Sample]:
         """Take samples for the validation at the end: not so many that long texts make it take longer than the stage."""

@@ -117,7 +117,8 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     if run is None:
         return 0
     interrupt.at_work = True
-    return train(run)
+    with run.closing:
+        return train(run)
 
 
 def _check_looks(settings: Settings) -> None:
