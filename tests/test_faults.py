@@ -15,6 +15,7 @@ from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.train.__main__ import main
 
 POISON = ord("#")
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 FILE = Path("out_gpt/gpt2ish_model.lmp")
 
 
@@ -25,11 +26,12 @@ def corpus(tmp_path, monkeypatch):
     return make_plan()
 
 
-def make_plan(poisoned=(), epochs=1, **overrides):
+def make_plan(poisoned=(), batch_size=5, epochs=1):
     """Write the plan; rows of a.jsonl with these numbers are poisoned."""
     write_rows(Path("a.jsonl"), [{"text": sentences(1) + "#" * (i in poisoned)} for i in range(30)])
     write_rows(Path("b.jsonl"), [{"text": sentences(1, "dog")} for i in range(20)])
-    return write_plan(Path(), {"one": {"dataset": ["a.jsonl", "b.jsonl"], "shuffle": False, "validation": 0, "epochs": epochs, **overrides}})
+    return write_plan(Path(), {"one": {"dataset": ["a.jsonl", "b.jsonl"], "shuffle": False, "validation": 0, "epochs": epochs,
+                                       "batch_size": batch_size}})
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def device(request, monkeypatch):
 
 
 def train(capsys, *arguments, code=0):
-    found = main([*TINY, "--batch-size", "5", "--mini-batch-size", "2", "--training-plan", "plan.json", *map(str, arguments)])
+    found = main([*TINY, "--mini-batch-size", "2", "--training-plan", "plan.json", *map(str, arguments)])
     captured = capsys.readouterr()
     assert found == code, captured.err
     return captured.out + captured.err
@@ -97,17 +99,17 @@ def test_a_batch_can_be_passed_over(capsys):
 
 
 def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(capsys, monkeypatch):
-    """All but the poisoned step is the same: the weights are those of a run in which the optimizer is not asked at that step."""
+    """The weights are those of a run in which the optimizer is not asked at that step."""
     make_plan([12])
     steps = iter(range(1, 100))
     original = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: original(self) if next(steps) != 5 else None)
-    train(capsys, "--model", "by_hand.lmp")
-    monkeypatch.undo()
+    with monkeypatch.context() as by_hand:
+        by_hand.setattr(torch.optim.AdamW, "step", lambda self: original(self) if next(steps) != 5 else None)
+        train(capsys, "--model", "by_hand.lmp", "--dropout", 0.1)
+    assert next(steps) > 9
     forward = GPT2ish.forward
     monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens: forward(self, tokens) * (math.nan if (tokens == POISON).any() else 1.0))
-    os.chdir(Path("by_hand.lmp").parent)
-    train(capsys, "--model", Path("skipped.lmp"), "--on-nonfinite", "skip")
+    train(capsys, "--model", "skipped.lmp", "--on-nonfinite", "skip", "--dropout", 0.1)
     expected, found = (load(Path(name))["model"]["state"] for name in ("by_hand.lmp", "skipped.lmp"))
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
@@ -139,8 +141,7 @@ def test_a_run_that_passes_over_goes_on_as_if_it_had_not_been_stopped(capsys, mo
     monkeypatch.setattr(stagework, "train_step", step_and_signal)
     codes = []
     while not codes or codes[-1] != 0:
-        codes.append(main([*TINY, "--batch-size", "5", "--mini-batch-size", "2", "--training-plan", "plan.json", "--out-dir", "stopped",
-                           *map(str, arguments)]))
+        codes.append(main([*TINY, "--mini-batch-size", "2", "--training-plan", "plan.json", "--out-dir", "stopped", *map(str, arguments)]))
     assert codes.count(130) > 3
     assert compare_runs(Path("untouched"), Path("stopped")) == []
 
@@ -172,14 +173,12 @@ def memory(monkeypatch):
     """A device with room for so many pieces at once, and how many it was given."""
     forward, given = GPT2ish.forward, []
 
-    def limited(room, error=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+    def limited(room, error=OUT_OF_MEMORY):
         def attempt(self, tokens):
-            hidden = forward(self, tokens)
-            if tokens.device.type != "meta":
-                given.append(len(tokens))
-                if len(tokens) > room:
-                    raise error
-            return hidden
+            given.append(len(tokens))
+            if len(tokens) > room:
+                raise error
+            return forward(self, tokens)
 
         monkeypatch.setattr(GPT2ish, "forward", attempt)
         return given
@@ -191,7 +190,7 @@ def weights(path=FILE):
     return load(path)["model"]["state"]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:127] . "
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:127] . "
                          "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)")])
 def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, error):
     make_plan(batch_size=12)
@@ -208,16 +207,22 @@ def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, er
     assert load(FILE)["runner"]["state"]["mini_batch_size"] == 3
 
 
-def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, memory, monkeypatch):
+def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
     """The random numbers and gradients of a try that failed in its second mini-batch are gone: the bits are those of a run that began smaller."""
     make_plan(batch_size=12)
     train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0.2)
-    monkeypatch.setattr(stagework.StageWork, "mini_batch_size", property(lambda self: self.run.runner.mini_batch_size or 7))
-    memory(4, MemoryError())
-    tried = GPT2ish.forward
-    first = iter([True])
-    monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens: tried(self, tokens[:4]) if len(tokens) == 7 and next(first, False) else tried(self, tokens))
-    assert "out of memory" in train(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
+    forward, given = GPT2ish.forward, []
+
+    def attempt(self, tokens):
+        given.append(len(tokens))
+        hidden = forward(self, tokens)
+        if given in ([12], [12, 6, 6]):
+            raise OUT_OF_MEMORY
+        return hidden
+
+    monkeypatch.setattr(GPT2ish, "forward", attempt)
+    train(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
+    assert given[:5] == [12, 6, 6, 3, 3]
     assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())
 
 
@@ -227,7 +232,7 @@ def test_the_size_found_is_remembered(capsys, memory):
     train(capsys, "--mini-batch-size", "auto")
     write_plan(Path(), {"one": json.loads(Path("plan.json").read_text())["one"], "two": {"dataset": "a.jsonl"}})
     given.clear()
-    text = train(capsys, "--mini-batch-size", "auto", "--batch-size", 12)
+    text = train(capsys, "--mini-batch-size", "auto")
     assert "out of memory" not in text
     assert max(given) == 3
 

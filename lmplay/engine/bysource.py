@@ -25,7 +25,8 @@ class BySource:
         self._names = data.names if several else []
         self.validation_names = data.validation_names() if several else []
         if several:
-            stats.begin_sources(dict(zip(data.names, data.rows_per_epoch(), strict=True)))
+            only_validated = dict.fromkeys(name for name in self.validation_names if name not in data.names)
+            stats.begin_sources({**dict(zip(data.names, data.rows_per_epoch(), strict=True)), **only_validated})
 
     def numbers(self, batch: Batch) -> list[int]:
         """Give the number of the source of each piece."""
