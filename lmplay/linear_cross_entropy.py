@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sum ``cross_entropy(hidden @ weight.T, target)`` over the positions, `chunk` of them at a time.
 
     The gradients are computed on the way forward, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
@@ -23,7 +23,7 @@ def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor
     :param weight_VD: the head's weight.
     :param targets_N: token ids, int64.
     :param chunk: positions to hold logits for, at least 1.
-    :return: the sum of the losses (scalar, differentiable) and the most probable token ids (N,).
+    :return: the sum of the losses (scalar, differentiable), the losses (N,) by themselves without gradient, and the most probable token ids (N,).
     """
     gradients = torch.is_grad_enabled()
     return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, chunk, gradients and hidden_ND.requires_grad, gradients and weight_VD.requires_grad)
@@ -33,19 +33,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """See :func:`linear_cross_entropy`."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) \
+            -> tuple[Tensor, Tensor, Tensor]:
         device = hidden_ND.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
         with torch.autocast(device, enabled=False):
             parts = _compute(hidden_ND.to(dtype), weight_VD.to(dtype), targets_N, chunk, with_hidden, with_weight)
         ctx.save_for_backward(parts.hidden_gradient_ND, parts.weight_gradient_VD)
         ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
-        ctx.mark_non_differentiable(parts.predictions_N)
-        return parts.loss_sum, parts.predictions_N
+        ctx.mark_non_differentiable(parts.losses_N, parts.predictions_N)
+        return parts.loss_sum, parts.losses_N, parts.predictions_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, loss_gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         held = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         # in place: a second copy of the head's gradient would be the largest tensor of a step
         hidden_gradient, weight_gradient = (None if tensor is None else tensor.mul_(loss_gradient).to(dtype) for tensor, dtype in held)
@@ -56,6 +57,7 @@ class _Parts(NamedTuple):
     """What one pass over the chunks gives; a gradient nobody needs is None."""
 
     loss_sum: Tensor
+    losses_N: Tensor
     predictions_N: Tensor
     hidden_gradient_ND: Tensor | None
     weight_gradient_VD: Tensor | None
@@ -89,4 +91,4 @@ def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int
             weight_gradient.addmm_(gradient.t(), hidden)
         elif weight_gradient is not None:
             weight_gradient += gradient.t() @ hidden
-    return _Parts(losses_N.sum(), predictions_N, hidden_gradient, weight_gradient)
+    return _Parts(losses_N.sum(), losses_N, predictions_N, hidden_gradient, weight_gradient)

@@ -26,6 +26,8 @@ class Result:
     """Sum of the losses in nats, a scalar, at least float32: divide by the count of the whole batch."""
     count: int
     """N, the truth tokens the sum goes over."""
+    losses_N: Tensor
+    """The loss of each of these positions, without gradient: for sums over a part of them, a source's say."""
     predictions_N: Tensor
     """The most probable token ids at these positions, int64, on the model's device."""
 
@@ -43,27 +45,29 @@ def next_token(
     :param targets_N: the ids of these next tokens, int64.
     :param head: hidden states (C, D) -> logits (C, V); None = ``model.head``.  For a wrapper that hides the model's attributes.
     :param chunk: positions to hold logits for.
-    :return: loss sum, count and predictions.
+    :return: loss sum, count, losses and predictions.
     """
     head = model.get_submodule("head") if head is None else head
     hidden_ND = model(tokens_BT).flatten(0, 1).index_select(0, positions_N)
     if type(head) is nn.Linear and head.bias is None:  # not isinstance: a subclass (an adapter, say) computes something else
-        loss_sum, predictions_N = linear_cross_entropy(hidden_ND, head.weight, targets_N, chunk)
+        loss_sum, losses_N, predictions_N = linear_cross_entropy(hidden_ND, head.weight, targets_N, chunk)
     else:
-        loss_sum, predictions_N = _any_head(head, hidden_ND, targets_N, chunk)
-    return Result(loss_sum, len(targets_N), predictions_N)
+        loss_sum, losses_N, predictions_N = _any_head(head, hidden_ND, targets_N, chunk)
+    return Result(loss_sum, len(targets_N), losses_N, predictions_N)
 
 
-def _any_head(head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def _any_head(head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same for a head of any kind, which is computed a second time on the way back."""
     # with no position there is one empty chunk, so that the loss still hangs on the graph
     chunks = zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
-    losses, predictions = zip(*(checkpoint(_judge_chunk, head, hidden, target, use_reentrant=False) for hidden, target in chunks), strict=True)
-    return torch.stack(losses).sum(), torch.cat(predictions)
+    judged = (checkpoint(_judge_chunk, head, hidden, target, use_reentrant=False) for hidden, target in chunks)
+    sums, losses, predictions = zip(*judged, strict=True)
+    return torch.stack(sums).sum(), torch.cat(losses), torch.cat(predictions)
 
 
-def _judge_chunk(head: nn.Module, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the loss sum and the predictions of one chunk."""
+def _judge_chunk(head: nn.Module, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the loss sum, the losses and the predictions of one chunk."""
     logits_CV = head(hidden_CD)
     exact = torch.promote_types(logits_CV.dtype, torch.float32)
-    return functional.cross_entropy(logits_CV.to(exact), targets_C, reduction="sum"), logits_CV.detach().argmax(1)
+    losses_C = functional.cross_entropy(logits_CV.to(exact), targets_C, reduction="none")
+    return losses_C.sum(), losses_C.detach(), logits_CV.detach().argmax(1)

@@ -481,6 +481,49 @@ def test_no_stage_begun(tmp_path, capsys):
     assert plot(capsys, tmp_path, "--x", "seconds")[0] == 0
 
 
+def add_sources(path, names):
+    """Give a file losses of sources: the whole loss, each a little higher than the one before."""
+    def change(content):
+        losses = content["columns"]["loss"]
+        content["sources"] = {name: {"samples": 10, "tokens": 1000 - index, "epochs": None, "train_loss": 1.0, "validate_loss": None,
+                                     "columns": {"loss": [None, *(value + index / 10 for value in losses[1:])]}} for index, name in enumerate(names)}
+
+    edit(path, change)
+
+
+def test_the_losses_of_sources_have_panels_of_their_own(tmp_path, capsys):
+    make_run(tmp_path, stages=STAGES[:1], rows=40)
+    names = ["b.jsonl", "$a$_long/" + "x" * 60]
+    for kind in ("train", "validate"):
+        add_sources(tmp_path / f"tiny_step_short_{kind}_stats.json", names)
+    curve, validation = (read_curve(tmp_path / f"tiny_step_short_{kind}_stats.json") for kind in ("train", "validate"))
+    figure = draw_curve(curve, validation, ["samples", "tokens"], 0)
+    panels = [axes for axes in figure.axes if "by source" in axes.get_ylabel()]
+    assert len(figure.axes) == 6
+    assert panels == [figure.axes[4]]
+    lines = {(line.get_color(), line.get_linestyle()): line for line in panels[0].lines}
+    assert len(lines) == 4
+    by_hand = sorted(lines.values(), key=lambda line: (len(line.get_xdata()), line.get_ydata()[-1]))
+    assert len(by_hand[-1].get_xdata()) == len(by_hand[-2].get_xdata()) == 39  # the first value is unknown
+    assert by_hand[-1].get_ydata()[-1] == pytest.approx(by_hand[-2].get_ydata()[-1] + 0.1)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"b.jsonl, training", "b.jsonl, validation"} <= set(labels)
+    assert len(labels) == len(set(labels)) == 6
+    assert plot(capsys, tmp_path)[0] == 0
+
+
+def test_of_many_sources_those_with_most_tokens_are_drawn_and_can_be_told_apart(tmp_path):
+    make_run(tmp_path, stages=STAGES[:1])
+    path = tmp_path / "tiny_step_short_train_stats.json"
+    add_sources(path, [f"s{number}.jsonl" for number in range(14)])
+    figure = draw_curve(read_curve(path), None, ["samples"], 0)
+    [panel] = [axes for axes in figure.axes if "10 largest of 14 sources" in axes.get_ylabel()]
+    assert len({(line.get_color(), line.get_linestyle()) for line in panel.lines}) == len(panel.lines) == 10
+    labels = " ".join(words_in(figure))
+    assert "s9.jsonl" in labels
+    assert "s10.jsonl" not in labels
+
+
 def test_accuracy_that_was_never_measured_has_no_panel(tmp_path):
     make_run(tmp_path)
     path = tmp_path / "tiny_train_stats.json"

@@ -2,13 +2,16 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
+from helpers import TINY, load, sentences, write_plan, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.cadence import Every
 from lmplay.stats.accuracy import count_right, words
 from lmplay.stats.modelstats import History, ModelStats, write_stats
+from lmplay.train.__main__ import main
 
 
 @given(st.integers(0, 300), st.sampled_from([2, 4, 10, 16]))
@@ -94,6 +97,100 @@ def test_statistics_go_on_where_they_were():
     fill(stats)
     fill(copy)
     assert copy.state() == stats.state()
+
+
+def test_a_run_tells_its_sources_apart_and_nothing_is_left_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "a.jsonl", [{"text": sentences(1 + i % 9)} for i in range(30)])
+    write_rows(tmp_path / "b.jsonl", [{"text": sentences(1 + i % 3, "dog")} for i in range(20)])
+    write_rows(tmp_path / "c.jsonl", [{"text": sentences(2, "fox")} for i in range(20)])
+    write_plan(tmp_path, {"one": {"dataset": "a.jsonl"}, "two": {"dataset": ["a.jsonl", "b.jsonl", "a.jsonl"], "epochs": 1.5},
+                          "three": {"dataset": ["a.jsonl", "b.jsonl"], "validation": {"dataset": ["b.jsonl", "c.jsonl"]}}})
+    assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "6", "--mini-batch-size", "4", "--validation-interval", "20"]) == 0
+    said = capsys.readouterr().out
+
+    def read(stage, kind):
+        return json.loads((tmp_path / "out_gpt" / f"gpt2ish_model_step_{stage}_{kind}_stats.json").read_text())
+
+    assert read("one", "train")["sources"] == read("one", "validate")["sources"] == {}
+    content, state = read("two", "train"), load(tmp_path / "out_gpt/gpt2ish_model.lmp")["runner"]["state"]["step_stats"]
+    assert list(content["sources"]) == ["a.jsonl", "b.jsonl", "a.jsonl (2)"]
+    for unit in ("samples", "tokens"):
+        assert sum(source[unit] for source in content["sources"].values()) == content["totals"][f"total_train_{unit}"]
+    assert content["sources"]["b.jsonl"]["epochs"] == pytest.approx(content["sources"]["b.jsonl"]["samples"] / 18)
+    assert f"b.jsonl {content['sources']['b.jsonl']['samples']} samples, {content['sources']['b.jsonl']['tokens']:,} tokens, " in said
+    for kind in ("train", "validate"):
+        whole, parts = state["two"][kind]["rows"], state["two"][kind]["sources"].values()
+        assert np.sum([part["n_tokens"] for part in parts], axis=0).tolist() == whole["n_tokens"]
+        assert np.sum([part["loss_sum"] for part in parts], axis=0) == pytest.approx(whole["loss_sum"], rel=1e-5)
+    assert list(read("three", "validate")["sources"]) == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert [name for name, source in read("three", "validate")["sources"].items() if source["validate_loss"] is not None] == ["b.jsonl", "c.jsonl"]
+    assert "c.jsonl 0 samples, 0 tokens, validation" in said
+    assert "three/c.jsonl" in json.loads((tmp_path / "out_gpt/gpt2ish_model_train_stats.json").read_text())["sources"]
+
+
+PARTS = st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(0, 50), st.integers(1, 9)), max_size=3)
+
+
+@given(st.lists(PARTS, max_size=40), st.sampled_from([2, 4, 10]), st.integers(0, 40))
+def test_sources_keep_their_sums_beside_the_rows_also_when_a_run_goes_on(steps, most_rows, stop):
+    history = History(most_rows)
+    for i, parts in enumerate(steps, 1):
+        if i == stop:
+            state = json.loads(json.dumps(history.state()))
+            history = History(most_rows)
+            history.restore(state)
+        history.add(parts, step=i, loss_sum=sum(loss for loss, _ in parts.values()), n_tokens=sum(tokens for _, tokens in parts.values()))
+    for source in {name for parts in steps for name in parts}:
+        columns = history.sources[source]
+        assert sum(columns["loss_sum"]) == sum(parts[source][0] for parts in steps if source in parts)
+        assert sum(columns["n_tokens"]) == sum(parts[source][1] for parts in steps if source in parts)
+    for row in range(len(history)):
+        for name in ("loss_sum", "n_tokens"):
+            assert sum(columns[name][row] for columns in history.sources.values()) == history.rows[name][row]
+
+
+def fill_sources(stats, steps=20):
+    stats.begin_sources({"a.jsonl": 40, "b.jsonl": None})
+    for i in range(1, steps + 1):
+        parts = {"a.jsonl": (60.0 / i, 30), "b.jsonl": (20.0, 10)} if i % 2 else {"a.jsonl": (80.0 / i, 40)}
+        for name, (_, tokens) in parts.items():
+            stats.count_source(name, tokens // 10, tokens)
+        place = {"step": i, "samples": 4 * i, "tokens": 40 * i, "seconds": 2.0 * i, "lr": 0.1}
+        stats.add_train(place, {"loss_sum": sum(loss for loss, _ in parts.values()), "n_tokens": 40}, parts)
+        if i % 10 == 0:
+            stats.add_validation(place, {"loss_sum": 50.0, "n_tokens": 50, "nats_tokens": 0, "nats_sum": 0},
+                                 sources={"a.jsonl": (30.0, 25), "b.jsonl": (20.0, 25)})
+
+
+def test_the_files_say_what_each_source_gave(tmp_path):
+    stage, run = ModelStats(), ModelStats()
+    fill_sources(stage)
+    write_stats(tmp_path, "m", "e", "s", stage, [], [])
+    write_stats(tmp_path, "m", "e", None, run, [], [], {"s": stage, "other": ModelStats()})
+    train, validate, whole = (json.loads((tmp_path / name).read_text())["sources"] for name in
+                              ("m_step_s_train_stats.json", "m_step_s_validate_stats.json", "m_train_stats.json"))
+    one, other = train["a.jsonl"], train["b.jsonl"]
+    assert (one["samples"], one["tokens"], one["epochs"]) == (70, 700, 1.75)
+    assert (other["samples"], other["tokens"], other["epochs"]) == (10, 100, None)
+    assert one["columns"]["loss"] == pytest.approx([2 / i for i in range(1, 21)])
+    assert other["columns"]["loss"] == [2.0, None] * 10
+    assert one["train_loss"] == pytest.approx((60 / 19 + 80 / 20) / 70)  # of the last tenth of the rows, by tokens
+    assert [validate[name]["columns"]["loss"] for name in ("a.jsonl", "b.jsonl")] == [[1.2, 1.2], [0.8, 0.8]]
+    assert one["validate_loss"] == 1.2
+    assert whole == {f"s/{name}": {key: value for key, value in said.items() if key != "columns"} for name, said in train.items()}
+
+
+def test_statistics_from_before_sources_were_told_apart_can_be_gone_on_with():
+    stats, old = ModelStats(), ModelStats()
+    fill(stats)
+    state = stats.state()
+    del state["sources"], state["train"]["sources"], state["validate"]["sources"]
+    old.restore(state)
+    fill_sources(old)
+    assert old.sources["a.jsonl"]["tokens"] == 700
+    assert len(old.train.sources["a.jsonl"]["loss_sum"]) == len(old.train)
+    assert old.train.sources["a.jsonl"]["n_tokens"][:4] == [0] * 4
 
 
 @pytest.mark.parametrize(("truth", "predicted", "right", "all_words"), [

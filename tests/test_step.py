@@ -1,8 +1,11 @@
 """The training step: invariant 4, against a plain loop in float64; freezing, precision, compilation."""
+import copy
+import dataclasses
 import math
 
 import pytest
 import torch
+from helpers import differences as compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -14,7 +17,7 @@ from lmplay.engine.runtime import Runtime, random_state, restore_random_state, s
 from lmplay.engine.step import train_step
 from lmplay.errors import TrainingError, UserError
 from lmplay.exp import build_model, get_experiment
-from lmplay.optim.optimizers import build_optimizer
+from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
 from lmplay.plan.settings import Settings
 from lmplay.tokenizer import load_tokenizer
 
@@ -105,16 +108,116 @@ def test_an_interrupted_step_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_loss_that_is_no_number_never_reaches_the_weights():
+def memory_of(model, optimizer):
+    """All that a step may change, as copies."""
+    state = optimizer.state_dict()["state"]
+    return copy.deepcopy([model.state_dict(), state])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS))
+def test_numbers_that_are_not_finite_reach_neither_weights_nor_optimizer(kind, first, asynchronous, monkeypatch):
+    """Also as on a GPU, where only the device knows; a step with poison is as if it had not been, whether it is the first or not."""
+    model, runtime = make_model(), Runtime(CPU)
+    runtime.asynchronous = asynchronous
+    optimizer = build_optimizer(kind, model, 0.1)
+
+    def step(lengths=(3, 2)):
+        return train_step(model, model, optimizer, runtime, collate(make_pieces(lengths), 1), grad_clip=1, watch=range(0), interrupted=lambda: False)
+
+    if not first:
+        step()
+    before = memory_of(model, optimizer)
+    with monkeypatch.context() as poison:
+        forward = type(model).forward
+        poison.setattr(type(model), "forward", lambda self, tokens: forward(self, tokens) * math.inf)
+        result = step()
+    assert not math.isfinite(float(result.loss_sum))
+    assert not compare(memory_of(model, optimizer), before)
+    step()
+    assert compare(memory_of(model, optimizer), before)
+    untouched, other = model, make_model()
+    model, optimizer = other, build_optimizer(kind, other, 0.1)
+    for _ in range(1 if first else 2):
+        step()
+    assert not compare(list(untouched.state_dict().values()), list(model.state_dict().values()))
+
+
+def test_the_device_is_not_waited_for_once_the_optimizer_has_its_state(monkeypatch):
+    runtime = Runtime(CPU)
+    runtime.asynchronous = True
     model = make_model()
-    with torch.no_grad():
-        model.final_norm.weight[0] = math.nan
-    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    with pytest.raises(TrainingError, match="not finite"):
-        train_step(model, model, build_optimizer("adamw", model, 0.1), Runtime(CPU), collate(make_pieces([3]), 2), grad_clip=1, watch=range(0),
-                   interrupted=lambda: False)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.nan_to_num(7), before[name].nan_to_num(7))
+    optimizer = build_optimizer("adamw", model, 0.1)
+    mini_batches = collate(make_pieces([3, 2]), 1)
+
+    def step():
+        return train_step(model, model, optimizer, runtime, mini_batches, grad_clip=1, watch=range(0), interrupted=lambda: False, sources=[0, 1])
+
+    step()
+    before = memory_of(model, optimizer)
+
+    def wait(*_):
+        raise AssertionError("waits for the device")
+
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, wait)
+    step()
+    monkeypatch.undo()
+    assert compare(memory_of(model, optimizer), before)
+
+
+def test_a_gradient_that_overflows_only_lowers_the_scale():
+    model, runtime = make_model(), Runtime(CPU)
+    runtime.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model.final_norm.weight.register_hook(lambda gradient: gradient * (math.inf if runtime.scaler.get_scale() > 200 else 1.0))
+    optimizer = build_optimizer("adamw", model, 0.1)
+    before = memory_of(model, optimizer)[0]
+    norms = []
+    while not norms or not math.isfinite(norms[-1]):
+        assert not compare(memory_of(model, optimizer)[0], before)
+        result = train_step(model, model, optimizer, runtime, collate(make_pieces([8] * 6), 2), grad_clip=0, watch=range(0), interrupted=lambda: False)
+        assert math.isfinite(float(result.loss_sum))
+        norms.append(float(result.grad_norm))
+    assert len(norms) == 4  # 1024, 512, 256, 128
+    assert compare(memory_of(model, optimizer)[0], before)
+
+
+def test_a_batch_with_nothing_to_learn_changes_nothing():
+    model = make_model()
+    optimizer = build_optimizer("adamw", model, 0.1)
+    before = memory_of(model, optimizer)
+    [mini_batch] = collate(make_pieces([3, 2]), 2)
+    none = torch.empty(0, dtype=torch.int64)
+    empty = dataclasses.replace(mini_batch, positions=none, targets=none, rows=[(0, slice(0, 0)), (1, slice(0, 0))])
+    result = train_step(model, model, optimizer, Runtime(CPU), [empty], grad_clip=1, watch=range(4), interrupted=lambda: False, sources=[0, 1])
+    assert (float(result.loss_sum), float(result.grad_norm), result.source_sums.tolist()) == (0, 0, [0, 0])
+    assert not compare(memory_of(model, optimizer), before)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3)), min_size=1, max_size=9), st.integers(1, 10))
+@settings(max_examples=15, deadline=None)
+def test_losses_are_told_apart_by_source(lengths_and_sources, mini_batch_size):
+    pieces = make_pieces([length for length, _ in lengths_and_sources])
+    sources = [lengths_and_sources[piece.sample.row][1] for piece in pieces]
+    _, result = do_step(pieces, mini_batch_size, sources=sources)
+    for source, found in enumerate(result.source_sums.tolist()):
+        mine = [piece for piece, its in zip(pieces, sources, strict=True) if its == source]
+        assert found == pytest.approx(reference(mine)[0] if mine else 0.0, rel=1e-5)
+    assert len(result.source_sums) == max(sources) + 1
+    assert not len(do_step(pieces, mini_batch_size)[1].source_sums)
+
+
+def test_an_optimizer_without_memory_for_its_state_says_so(monkeypatch):
+    model = make_model()
+    optimizer = build_optimizer("adamw", model, 0.1)
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(optimizer, "step", fail)
+    with pytest.raises(TrainingError, match="optimizer's state"):
+        train_step(model, model, optimizer, Runtime(CPU), collate(make_pieces([3]), 1), grad_clip=1, watch=range(0), interrupted=lambda: False)
 
 
 def test_mixed_precision_is_near_full():

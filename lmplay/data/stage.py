@@ -40,6 +40,8 @@ class StageData:
         self._readings: list[Reading] = []
         self._held_out: list[float] = []  # the share that is held out of each source
         self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
+        self.names: list[str] = []  # of the sources, no two alike
+        self._own_names: list[str] = []  # the source that they belong to, or their own
         faults: list[str] = []
         for spec in stage.dataset:
             try:
@@ -73,18 +75,20 @@ class StageData:
         except UserError as error:
             raise UserError(*(f"stage '{self._stage.name}': {fault}" for fault in error.faults)) from None
 
+    def rows_per_epoch(self) -> list[int | None]:
+        """Give the number of training rows of each source; None where it is unknown or endless."""
+        return [open_reader(source, self._order(number, validation=False)).rows_per_epoch for number, source in enumerate(self.sources)]
+
+    def validation_names(self) -> list[str]:
+        """Name the source of each number that validation samples carry."""
+        return [name for name, *_ in self._validation_readers()]
+
     def validation_samples(self) -> SampleStream | None:
         """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
-        chosen: list[tuple[Reader, Reading, AnySource, SourceSpec]] = [
-            (open_reader(source, Order(shuffle=False)), reading, source, spec) for source, reading, spec in self._own]
-        for number, source in enumerate(self.sources):
-            if self._held_out[number]:
-                reader = open_reader(source, self._order(number, validation=True))
-                chosen.append((reader, self._readings[number], source, self._stage.dataset[number]))
-        chosen = [found for found in chosen if found[0].rows_per_epoch != 0]
+        chosen = self._validation_readers()
         if not chosen:
             return None
-        readers, readings, sources, specs = zip(*chosen, strict=True)
+        _, readers, readings, sources, specs = zip(*chosen, strict=True)
         weights = [spec.weight for spec in specs]
         return SampleStream(Mix(readers, None if None in weights else weights), readings, Length(), sources, _strict(specs))
 
@@ -119,6 +123,17 @@ class StageData:
             characters -= len(sample.prompt) + len(sample.truth)
             yield sample.prompt + sample.truth
 
+    def _validation_readers(self) -> list[tuple[str, Reader, Reading, AnySource, SourceSpec]]:
+        """Open the readers of validation rows, but for those that have none."""
+        chosen: list[tuple[str, Reader, Reading, AnySource, SourceSpec]] = [
+            (name, open_reader(source, Order(shuffle=False)), reading, source, spec)
+            for name, (source, reading, spec) in zip(self._own_names, self._own, strict=True)]
+        for number, source in enumerate(self.sources):
+            if self._held_out[number]:
+                reader = open_reader(source, self._order(number, validation=True))
+                chosen.append((self.names[number], reader, self._readings[number], source, self._stage.dataset[number]))
+        return [found for found in chosen if found[1].rows_per_epoch != 0]
+
     def _open(self, spec: SourceSpec, folder: Path) -> None:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         if spec.encoding_errors is not None and not is_local(spec.path):
@@ -127,20 +142,23 @@ class StageData:
         assert source is not None
         self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat))
         self.sources.append(source)
+        alike = sum(other.name == source.name for other in self.sources)
+        self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation
         if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
-            has_own = self._open_own(spec, "validation", folder)
+            has_own = self._open_own(spec, "validation", folder, self.names[-1])
             self._held_out.append(0.0 if has_own else DEFAULT_HELD_OUT)
         else:
             if settings.split is not None:
-                self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder)
+                self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder, self.names[-1])
             self._held_out.append(settings.fraction or 0.0)
 
-    def _open_own(self, spec: SourceSpec, split: str, folder: Path) -> bool:
-        """Open validation rows that stand apart; tell whether there are any."""
+    def _open_own(self, spec: SourceSpec, split: str, folder: Path, name: str | None = None) -> bool:
+        """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
             self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat), spec))
+            self._own_names.append(name or source.name)
         return source is not None
 
     def _order(self, number: int, validation: bool) -> Order:

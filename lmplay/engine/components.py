@@ -57,6 +57,9 @@ class RunnerComponent:
     stages: list[dict[str, Any]] = field(default_factory=list)  # what the statistics say of each stage begun: name, from, to, floors
     resumes: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
+    mini_batch_size: int | None = None  # what was found to fit into memory, None = nothing has failed yet
+    skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
+    overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
     name: str = "runner"
 
     @property
@@ -72,6 +75,7 @@ class RunnerComponent:
         """See :class:`lmplay.component.Component`."""
         return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.step_stats.items()},
                 "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
+                "mini_batch_size": self.mini_batch_size, "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
                 "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes]}}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -82,6 +86,9 @@ class RunnerComponent:
             self.step_stats[name].restore(stats)
         self.stages = [dict(stage) for stage in state["stages"]]
         self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
+        self.mini_batch_size = state.get("mini_batch_size")  # files of version 0.1 have neither this nor the next
+        in_row = state.get("in_row", {})
+        self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)
         if state["scaler"] and self.runtime.scaler.is_enabled():
             self.runtime.scaler.load_state_dict(state["scaler"])
         restore_random_state(state["random"])

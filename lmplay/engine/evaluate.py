@@ -13,6 +13,7 @@ from ..data.samples import Sample
 from ..objective import next_token
 from ..stats.accuracy import count_right
 from ..tokenizer import Tokenizer
+from .bysource import Sums
 from .runtime import Runtime
 
 
@@ -25,43 +26,58 @@ class Example:
     predicted: str
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a validation says: sums (see `stats.modelstats`), loss sum and tokens of each source where they are told apart, and the first piece."""
+
+    sums: dict[str, float]
+    by_source: Sums
+    example: Example
+
+
 def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: Tokenizer, cutter: Cutter, samples: Sequence[Sample],
-             mini_batch_size: int, interrupted: Callable[[], bool]) -> tuple[dict[str, float], Example] | None:
+             mini_batch_size: int, interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Judgement | None:
     """Judge a model by samples.
 
     :param samples: held-out ones, at least one.
     :param mini_batch_size: pieces at once on the device.
     :param interrupted: asked before each mini-batch.
-    :return: None when interrupted, else sums (see `stats.modelstats`) and the first piece as an example; predictions are each
-        token's given all the truth before it.
+    :param names: of the sources, by the numbers in the samples, where they are to be told apart.
+    :return: None when interrupted, else what was found; predictions are each token's given all the truth before it.
     """
     pieces = [piece for sample in samples for piece in cutter.cut(sample)]
     known = [sample.nats is not None for sample in samples]
     sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "words_right": 0.0, "words": 0.0,
             "nats_sum": sum(sample.nats or 0.0 for sample in samples),
             "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if all(known) else 0.0}
+    by_source: Sums = {}
     example: Example | None = None
     was_training = raw.training
     raw.eval()
-    with torch.no_grad():
-        for mini_batch in collate(pieces, mini_batch_size, runtime.length_multiple, cutter.context_len - 1):
-            if interrupted():
-                break
-            there = mini_batch.to(runtime.device)
-            with runtime.autocast():
-                result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"))
-            sums["loss_sum"] += float(result.loss_sum)
-            sums["n_tokens"] += result.count
-            predictions = result.predictions_N.cpu()
-            for number, where in there.rows:
-                predicted = tokenizer.decode(predictions[where].tolist())
-                add_words(sums, pieces[number], predicted)
-                sums["n_bytes"] += len(pieces[number].truth.encode("utf-8", "surrogatepass"))
-                if number == 0:
-                    example = Example(tokenizer.decode(pieces[0].tokens[:pieces[0].n_prompt].tolist()), pieces[0].truth, predicted)
-    raw.train(was_training)
+    try:
+        with torch.no_grad():
+            for mini_batch in collate(pieces, mini_batch_size, runtime.length_multiple, cutter.context_len - 1):
+                if interrupted():
+                    break
+                there = mini_batch.to(runtime.device)
+                with runtime.autocast():
+                    result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"))
+                sums["loss_sum"] += float(result.loss_sum)
+                sums["n_tokens"] += result.count
+                losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu()
+                for number, where in there.rows:
+                    piece = pieces[number]
+                    predicted = tokenizer.decode(predictions[where].tolist())
+                    add_words(sums, piece, predicted)
+                    sums["n_bytes"] += len(piece.truth.encode("utf-8", "surrogatepass"))
+                    if names:
+                        _add_loss(by_source, names[piece.sample.source], float(losses[where].sum()), where.stop - where.start)
+                    if number == 0:
+                        example = Example(tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, predicted)
+    finally:  # memory may have run out
+        raw.train(was_training)
     # The first piece's example is missing, or some tokens are, when the loop was left early.
-    return (sums, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
+    return Judgement(sums, by_source, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: str) -> None:
@@ -69,3 +85,9 @@ def add_words(sums: dict[str, float], piece: Piece, predicted: str) -> None:
     right, all_words = count_right(piece.truth, predicted)
     sums["words_right"] = sums.get("words_right", 0.0) + right
     sums["words"] = sums.get("words", 0.0) + all_words
+
+
+def _add_loss(by_source: Sums, name: str, loss_sum: float, n_tokens: int) -> None:
+    """Add a piece's loss to its source."""
+    loss_before, tokens_before = by_source.get(name, (0.0, 0))
+    by_source[name] = loss_before + loss_sum, tokens_before + n_tokens

@@ -14,9 +14,10 @@ import torch
 from ..data.batcher import Batch
 from ..stats.modelstats import write_stats
 from .evaluate import add_words
+from .nonfinite import is_usable
 from .run import Run
 from .stagework import StageWork
-from .step import StepResult, check_finite
+from .step import StepResult
 
 # The statistics files are written at least this often (seconds), for those who plot while a run goes on.
 _WRITE_SECONDS = 15.0
@@ -28,7 +29,7 @@ class _Pending:
 
     batch: Batch
     place: dict[str, float]
-    figures: torch.Tensor  # loss sum and gradient norm, on the CPU once `arrived`
+    figures: torch.Tensor  # loss sum, gradient norm, loss sum of each source where they are told apart; on the CPU once `arrived`
     predictions: dict[int, torch.Tensor]
     arrived: torch.cuda.Event | None
     known: dict[str, float]  # figures that need no waiting
@@ -52,13 +53,14 @@ class Recorder:
         counts = batch.counts() + Counter(padding=result.padding, places=result.places)
         for stats in (runner.stats, self._work.stats):
             stats.count_step(len(batch.samples), batch.n_truth, counts)
+        self._work.by_source.count(batch)
         place = self._work.place()
         entry = self._work.entry
         entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = place["samples"], place["tokens"], place["seconds"]
         before, self._pending = self._pending, self._send(batch, place, result, known)
         if before is not None:
             self._add(before)
-        if runner.runtime.device.type == "cpu":
+        if not runner.runtime.asynchronous:
             self.flush()
         if now - self._written > _WRITE_SECONDS:
             self._written = now
@@ -80,7 +82,7 @@ class Recorder:
 
     def _send(self, batch: Batch, place: dict[str, float], result: StepResult, known: dict[str, float]) -> _Pending:
         """Start the copies to the CPU."""
-        figures = torch.stack([result.loss_sum.float(), result.grad_norm.float()])
+        figures = torch.cat([torch.stack([result.loss_sum.float(), result.grad_norm.float()]), result.source_sums])
         if figures.device.type != "cuda":
             return _Pending(batch, place, figures.cpu(), {number: ids.cpu() for number, ids in result.predictions.items()}, None, known)
         figures = figures.to("cpu", non_blocking=True)
@@ -93,19 +95,25 @@ class Recorder:
         """Add a step's numbers to the statistics and the progress line."""
         if step.arrived is not None:
             step.arrived.synchronize()
-        loss_sum, grad_norm = step.figures.tolist()
-        scaler = self._run.runner.runtime.scaler
-        check_finite(loss_sum, grad_norm, scaler.is_enabled())
+        loss_sum, grad_norm, *source_sums = step.figures.tolist()
+        where = f"stage '{self._work.stage.name}', step {step.place['step']:,.0f}"
+        stage_stats, run_stats = self._work.stats, self._run.runner.stats
+        if not is_usable(self._run, where, step.batch, self._work.data.names, loss_sum, grad_norm):
+            for stats in (run_stats, stage_stats):
+                stats.totals["skipped_batches"] += 1
+                stats.add_train(step.place, {**step.known, "steps": 1.0})
+            return
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
         for number, ids in step.predictions.items():
             add_words(sums, pieces[number], self._run.model.tokenizer.decode(ids.tolist()))
         figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth)}
-        if math.isfinite(grad_norm):  # else the gradient scaler has skipped the step
+        if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
-        for stats in (self._run.runner.stats, self._work.stats):
-            stats.add_train(step.place, figures)
-        self._run.report.progress(self._run, self._work, step.batch, loss_sum / step.batch.n_truth)
+        sources = self._work.by_source.name(step.batch, source_sums)
+        run_stats.add_train(step.place, figures)
+        stage_stats.add_train(step.place, figures, sources)
+        self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 
 def try_to_write_stats(run: Run) -> None:
@@ -119,7 +127,7 @@ def try_to_write_stats(run: Run) -> None:
 def _write_stats(run: Run) -> None:
     """Write the files, or raise OSError."""
     folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
-    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes)
+    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats)
     if runner.stages:
         entry = runner.stages[-1]
         resumes = [resume for resume in runner.resumes if entry["from_samples"] <= resume["samples"] <= entry["to_samples"]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _PLAIN_SECONDS = 10.0
 _EXAMPLE_SECONDS = 20.0
 _EXAMPLE_CHARACTERS = 300
+_NAME_CHARACTERS = 24
 
 
 class Report:
@@ -35,7 +37,7 @@ class Report:
         # What starts anew must not be done again by those who go on.
         self._command = shlex.join(word for word in command if word.replace("_", "-") not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data"))
         self._bar: Any = None
-        self._loss: float | None = None
+        self._losses: dict[str, float] = {}  # running means; of all under the empty name, then by source
         self._validation = ""
         self._last_line = self._last_example = self._started = time.monotonic()
         self._first_samples = self._first_tokens = 0
@@ -78,6 +80,7 @@ class Report:
         if not work.has_validation:
             self.say("   no validation: no rows are held out")
         self._validation = ""
+        self._losses = {name: loss for name, loss in self._losses.items() if not name}  # the sources are others now
         self._started = self._last_line = time.monotonic()
         self._first_share = None
         self._first_samples, self._first_tokens = run.runner.samples, run.runner.stats.totals["total_train_tokens"]
@@ -86,12 +89,20 @@ class Report:
 
             self._bar = tqdm(total=total, initial=work.stats.totals["total_train_samples"], unit="sample", desc=work.stage.name, dynamic_ncols=True)
 
-    def progress(self, run: Run, work: StageWork, batch: Batch, loss: float) -> None:
-        """Show a step; the loss shown is a running mean over about 20 steps."""
-        self._loss = loss if self._loss is None else self._loss + (loss - self._loss) / 20
+    def progress(self, run: Run, work: StageWork, batch: Batch, loss_sum: float, sources: Mapping[str, tuple[float, float]]) -> None:
+        """Show a step; the losses shown are running means over about 20 steps.
+
+        :param loss_sum: of the batch.
+        :param sources: loss sum and tokens of each source in it, where they are told apart.
+        """
+        for name, (part, n_tokens) in {"": (loss_sum, batch.n_truth), **sources}.items():
+            if n_tokens:
+                self._losses[name] = self._losses.get(name, part / n_tokens) * 0.95 + part / n_tokens * 0.05
+        by_source = ", ".join(f"{_shorten(name, _NAME_CHARACTERS)} {loss:.3f}" for name, loss in sorted(self._losses.items()) if name)
         tokens = run.runner.stats.totals["total_train_tokens"] - self._first_tokens
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        text = f"loss {self._loss:.3f}{self._validation}, {tokens / elapsed:,.0f} tokens/s{self._time_left(batch.progress)}"
+        text = (f"loss {self._losses.get('', 0.0):.3f}{f' ({by_source})' * bool(by_source)}{self._validation}, {tokens / elapsed:,.0f} tokens/s"
+                f"{self._time_left(batch.progress)}")
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(len(batch.samples))
@@ -120,11 +131,15 @@ class Report:
         self._close_bar()
         totals = work.stats.totals
         skipped = f"; {totals['no_tokens']:,} samples without a token" if totals["no_tokens"] else ""
+        if totals["skipped_batches"]:
+            skipped += f"; {totals['skipped_batches']:,} batches passed over, whose loss or gradient was not finite"
         stopped = f"; ended early: no better validation for {work.state.stale}" if work.ended_early else ""
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
                  f"{totals['continuations']:,} continuations, "
                  f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}")
+        if sources := work.stats.describe_sources():
+            self.say("   " + "; ".join(_describe_source(name, said) for name, said in sources.items()))
         for line in describe_losses(work.losses):
             self.say(f"   {line}")
 
@@ -190,7 +205,14 @@ def _length(stage: Any) -> str:
     return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
 
 
-def _shorten(text: str) -> str:
+def _describe_source(name: str, said: Mapping[str, float | None]) -> str:
+    """Say what a source has given to a stage, and the mean losses at its end."""
+    parts = (("epochs", " {:.2f} epochs"), ("train_loss", " loss {:.3f}"), ("validate_loss", " validation {:.3f}"))
+    known = "".join("," + form.format(said[key]) for key, form in parts if said[key] is not None)
+    return f"{name} {said['samples']:,} samples, {said['tokens']:,} tokens{known}"
+
+
+def _shorten(text: str, most: int = _EXAMPLE_CHARACTERS) -> str:
     """Show the beginning of a text on one line."""
     text = text.replace("\n", "⏎")
-    return text if len(text) <= _EXAMPLE_CHARACTERS else text[:_EXAMPLE_CHARACTERS - 1] + "…"
+    return text if len(text) <= most else text[:most - 1] + "…"

@@ -28,6 +28,7 @@ class Runtime:
         self.device = choose_device(settings.device)
         self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
+        self.asynchronous = self.device.type != "cpu"  # the device works on while the program goes ahead
         self._settings = settings
 
     @property

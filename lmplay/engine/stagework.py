@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from ..data.batcher import Batch, Batcher
 from ..data.collate import MiniBatch, collate
@@ -23,7 +23,9 @@ from ..optim.optimizers import set_lr, set_weight_decay
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
 from ..stats.modelstats import ModelStats
-from .evaluate import evaluate
+from .bysource import BySource
+from .evaluate import Judgement, evaluate
+from .memory import free_memory, is_out_of_memory
 from .run import Run, freeze
 from .runtime import restore_torch_random_state, torch_random_state
 from .step import StepResult, train_step
@@ -49,6 +51,8 @@ class _Prepared:
     mini_batches: list[MiniBatch]
     reached: dict[str, Any]
 
+Done = TypeVar("Done")
+
 
 class StageWork:
     """Does the work of a stage, from where its state says."""
@@ -64,6 +68,7 @@ class StageWork:
         self._prepared: _Prepared | None = None
         self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
+        self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
         self.ended_early = False
         self.has_validation = self._can_validate()
@@ -83,6 +88,13 @@ class StageWork:
         """
         return self._prepared.reached if self._prepared is not None else self.stream.state()
 
+    @property
+    def mini_batch_size(self) -> int:
+        """The most pieces that go through the device at once."""
+        if isinstance(self.run.settings.mini_batch_size, int):
+            return self.run.settings.mini_batch_size
+        return min(self.settings.batch_size, self.run.runner.mini_batch_size or self.settings.batch_size)
+
     def next_batch(self) -> Batch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
         started = time.perf_counter()
@@ -97,10 +109,15 @@ class StageWork:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run = self.run
         random_before = torch_random_state()
-        mini_batches = self._mini_batches(batch, run.settings.first_mini_batch)
+        sources = self.by_source.numbers(batch)
         set_lr(run.optimizers.optimizer, run.lr_schedulers.lr(self.settings))
-        result = train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
-                            watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested)
+
+        def attempt(mini_batch_size: int) -> StepResult | None:
+            mini_batches = self._mini_batches(batch, mini_batch_size)
+            return train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
+                              watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested, sources=sources)
+
+        result = self._fit_memory(attempt, len(batch.pieces))
         if result is None:
             restore_torch_random_state(random_before)
             return None
@@ -173,7 +190,7 @@ class StageWork:
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:
-                size = min(self.run.settings.first_mini_batch, len(batch.pieces))
+                size = min(self.mini_batch_size, len(batch.pieces))
                 yield _Prepared(batch, size, self._collate(batch, size), batcher.reached)
             yield _Prepared(None, 0, [], batcher.reached)
 
@@ -210,17 +227,21 @@ class StageWork:
     def _judge(self, samples: list[Sample], final: bool) -> bool:
         """Validate by samples, and take note of it; False when a request to stop came in between (only the final one hears it)."""
         run = self.run
-        judged = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.first_mini_batch,
-                          run.interrupt.requested if final else lambda: False)
+
+        def attempt(mini_batch_size: int) -> Judgement | None:
+            return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, mini_batch_size,
+                            run.interrupt.requested if final else lambda: False, self.by_source.validation_names)
+
+        judged = self._fit_memory(attempt, self.mini_batch_size)
         if judged is None:
             return False
-        sums, example = judged
+        sums = judged.sums
         loss = sums["loss_sum"] / sums["n_tokens"]
         if not math.isfinite(loss):
             raise TrainingError(f"the validation loss ({loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-        for stats in (run.runner.stats, self.stats):
-            stats.add_validation(self.place(), sums, final)
-        run.report.validation(sums, example, final)
+        run.runner.stats.add_validation(self.place(), sums, final)
+        self.stats.add_validation(self.place(), sums, final, judged.by_source)
+        run.report.validation(sums, judged.example, final)
         if final:
             return True
         if self.state.best_loss is None or loss < self.state.best_loss - self.settings.min_delta:
@@ -228,6 +249,30 @@ class StageWork:
         else:
             self.state.stale += 1
         return True
+
+    def _fit_memory(self, work: Callable[[int], Done], pieces: int) -> Done:
+        """Do something by mini-batches; with `--mini-batch-size auto` halve these when memory runs out, and do it again from its start.
+
+        :param work: is given the mini-batch size.
+        :param pieces: that it is done for, if they are fewer than that.
+        :raises TrainingError: when memory runs out and smaller mini-batches were not asked for, or there are none.
+        """
+        run, random_before = self.run, torch_random_state()
+        while True:
+            size = min(self.mini_batch_size, pieces)
+            try:
+                return work(size)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if size == 1 or run.settings.mini_batch_size != "auto":
+                    raise TrainingError(_no_memory(size, self.cutter.context_len)) from error
+            # here the error is gone, and with it what its frames held
+            run.runner.mini_batch_size = size // 2
+            run.optimizers.optimizer.zero_grad(set_to_none=True)
+            restore_torch_random_state(random_before)
+            free_memory(run.runner.runtime.device)
+            run.report.say(f"out of memory with {size} pieces in a mini-batch: from here on {size // 2}; the work at hand is done again")
 
     def _floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it."""
@@ -242,3 +287,10 @@ class StageWork:
         tokens = sum(piece.n_truth for sample in samples for piece in self.cutter.cut(sample))
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
         return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
+
+
+def _no_memory(size: int, context_len: int) -> str:
+    """Say what may help when memory has run out."""
+    smaller = "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then " if size > 1 else ""
+    return (f"out of memory with {size} piece{'s' * (size > 1)} of up to {context_len} tokens in a mini-batch; the last checkpoint is whole. "
+            f"What may help: {smaller}--amp, a smaller --context-len or model.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import write_atomic
-from .runs import Curve, Floats, Stage, difference, thin
+from .runs import Curve, Floats, Stage, difference, source_column, thin
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -24,6 +24,9 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#00
 STYLES = ("-", "--", "-.", ":")
 KIND_NAMES = {"train": "training", "validate": "validation"}
 KIND_COLORS = {"train": COLORS[0], "validate": COLORS[1]}
+SOURCE_COLORS = COLORS[2:]
+# Of training and validation; the second pair where the colours have run out. More sources than these tell apart are not drawn.
+SOURCE_STYLES = (("-", "--"), ("-.", ":"))
 FLOOR: dict[str, Any] = {"color": "#333333", "linestyle": (0, (4, 3)), "linewidth": 1.0}
 RESUME: dict[str, Any] = {"color": "#333333", "linestyle": "none", "marker": "^", "markersize": 6}
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
@@ -74,6 +77,7 @@ class _Panel:
     floors: Sequence[float] = ()
     resumes: Sequence[tuple[Floats, str]] = ()
     note: tuple[str, str] | None = None  # text and colour, of a panel that shows differences
+    of: str = ""  # whose values, where it is not those of whole curves
 
     @property
     def difference(self) -> bool:
@@ -88,7 +92,7 @@ class _Panel:
 
 
 def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None) -> Figure:
-    """Draw one statistics file: loss above accuracy, a column for each x.
+    """Draw one statistics file: loss above accuracy above the losses of its sources, a column for each x.
 
     :param curve: what to draw.
     :param validation: what to draw with the training that it belongs to, or None.
@@ -103,6 +107,7 @@ def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], s
         for x_name in x_names:
             lines = [_line(one, x_name, y_name, smoothing, KIND_NAMES[one.kind], KIND_COLORS[one.kind]) for one in shown]
             panels.append(_Panel(x_name, y_name, lines, curve.stages, floors, [(_resumes(curve, x_name), RESUME["color"])]))
+    panels += _source_panels(shown, x_names, smoothing)
     stage = [] if curve.stage is None else [f"stage {curve.stage}"]
     state = ["not finished"] if curve.running else []
     return _figure(panels, len(x_names), [curve.model, " · ".join([f"experiment {curve.experiment}", KIND_NAMES[curve.kind], *stage, *state])])
@@ -174,6 +179,24 @@ def compact(value: float) -> str:
 def _measured(curves: Sequence[Curve]) -> list[str]:
     """Name the rows of panels: accuracy only where any was measured."""
     return ["loss", *(["accuracy"] if any(curve.points("samples", "accuracy")[0].size for curve in curves) else [])]
+
+
+def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: float | None) -> list[_Panel]:
+    """Prepare a row of panels with the loss of each source, those with most tokens first; none where they are not told apart."""
+    most, panels = len(SOURCE_COLORS) * len(SOURCE_STYLES), []
+    drawn = list(dict.fromkeys(source for curve in shown for source in curve.sources))
+    of = "by source" if len(drawn) <= most else f"of the {most} largest of {len(drawn)} sources"
+    for x_name in x_names if drawn else ():
+        lines = []
+        for index, source in enumerate(drawn[:most]):
+            color, styles = SOURCE_COLORS[index % len(SOURCE_COLORS)], SOURCE_STYLES[index // len(SOURCE_COLORS)]
+            for curve in shown:
+                if source in curve.sources:
+                    label = f"{_cut(source, 40)}, {KIND_NAMES[curve.kind]}"
+                    style = styles[curve.kind == "validate"]
+                    lines.append(_line(curve, x_name, source_column(source), smoothing, label, color, style))
+        panels.append(_Panel(x_name, "loss", lines, shown[0].stages, of=of))
+    return panels
 
 
 def _line(curve: Curve, x_name: str, y_name: str, smoothing: float | None, label: str, color: str, style: str = "-") -> _Line:
@@ -329,7 +352,7 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[_Panel]) -> None:
     log = loss and not difference and low > 0 and high / low > LOG_RATIO
     foot = 0.14 if np.isfinite([floor for panel in panels for floor in panel.floors]).any() else 0.08  # room for what is written under a floor
     unit = "loss (nats per token)" if loss else f"word accuracy{' (points)' if difference else ''}"
-    axes.set_ylabel(f"{'difference in ' if difference else ''}{unit}{', log scale' if log else ''}")
+    axes.set_ylabel(f"{'difference in ' if difference else ''}{unit}{', log scale' if log else ''}" + (f"\n{panels[0].of}" if panels[0].of else ""))
     if log:
         axes.set_yscale("log")
         low, high = low / (high / low) ** foot, high * (high / low) ** 0.04

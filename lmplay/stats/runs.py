@@ -46,6 +46,8 @@ class Curve:
     stages: tuple[Stage, ...]
     resumes: dict[str, Floats]
     columns: dict[str, Floats]
+    sources: tuple[str, ...] = ()
+    """The sources that are told apart, the one with most tokens first; `source_column` names the column of each one's losses."""
 
     @property
     def running(self) -> bool:
@@ -129,6 +131,11 @@ def read_curve(path: Path) -> Curve:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"statistics {path}: damaged, or not written by lmp_trainer ({reason}); move it to another folder.") from None
+
+
+def source_column(source: str) -> str:
+    """Name the column of a source's losses."""
+    return f"loss of {source}"
 
 
 def window_of(smoothing: float | None, rows: int) -> int:
@@ -230,6 +237,8 @@ def _curve_of(path: Path, content: Any) -> Curve:
     if content["kind"] not in KINDS:
         raise ValueError(f"its kind is {content['kind']!r}, not one of {', '.join(KINDS)}")
     clock = content["clock"]
+    sources = {str(name): said for name, said in content.get("sources", {}).items() if "columns" in said}  # a whole run has figures of sources, no curves
+    losses = {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
     times = clock.get("stages") or []
     return Curve(
         path=path,
@@ -239,16 +248,18 @@ def _curve_of(path: Path, content: Any) -> Curve:
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
         resumes={name: np.array([resume.get(name) for resume in clock.get("resumes") or []], dtype=np.float64) for name in X_NAMES},
-        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "stages")}}),
+        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "stages")}}, losses),
+        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])),
     )
 
 
-def _columns_of(lists: dict[str, Any]) -> dict[str, Floats]:
-    """Turn the lists into arrays of one length, with NaN for null and for columns that a file need not have."""
+def _columns_of(lists: dict[str, Any], more: dict[str, Any]) -> dict[str, Floats]:
+    """Turn the lists, those that are known by name and more of them, into arrays of one length, with NaN for null and for columns that need not be."""
     rows = len(lists["samples"])
     needed = ("samples", "tokens", "seconds", "loss")
     columns = {name: np.array(lists[name], dtype=np.float64) for name in needed}
     columns |= {name: np.array(lists.get(name, [None] * rows), dtype=np.float64) for name in OPTIONAL_COLUMNS}
+    columns |= {name: np.array(values, dtype=np.float64) for name, values in more.items()}
     for name, values in columns.items():
         if values.shape != (rows,):
             raise ValueError(f"column {name} has {len(values)} values, samples has {rows}")

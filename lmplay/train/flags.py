@@ -112,8 +112,8 @@ FLAGS = (
     Flag(_P, "accept_changed_data", _switch, "", "go on although the data of a begun stage has changed since the checkpoint"),
     Flag(_P, "out_dir", _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt"),
     Flag(_T, "batch_size", _number(int, 1), "PIECES", "pieces of an optimizer step; changes the result"),
-    Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result; "
-         "`auto`: halved until they fit"),
+    Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result "
+         "(but for the random numbers of dropout); `auto`: as many as a batch has, halved when memory runs out"),
     Flag(_T, "validation_batch_size", _number(int, 1), "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many"),
     Flag(_T, "save_interval", _number(int, 0), "SAMPLES", "save each time so many samples have been trained on; 0 = only at stage ends and stops"),
     Flag(_T, "validation_interval", _number(int, 0), "SAMPLES", "validate each time so many samples have been trained on; 0 = only at stage ends"),
