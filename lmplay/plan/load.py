@@ -26,6 +26,8 @@ DATA_SUFFIXES = (".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".
 DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+# What stands where a stage's name does in the names of other files beside the model's.
+_RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
@@ -104,7 +106,8 @@ def _stage_name(path: str) -> str:
     name = path.removeprefix("builtin:").partition("?")[0] if is_builtin(path) else Path(path).name
     while (suffix := Path(name).suffix).lower() in DATA_SUFFIXES:
         name = name.removesuffix(suffix)
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64] or "data"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64] or "data"
+    return f"{name}_data" if _RESERVED.fullmatch(name) else name
 
 
 def _plain(raw: Any, where: str) -> Any:
@@ -163,6 +166,8 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
     place = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
         yield f"{place}: found {_show(name)} as a name, allowed: {Stage.model_fields['name'].description}."
+    if _RESERVED.fullmatch(name):
+        yield f"{place}: found a name that is kept for files beside the model's, allowed: another one."
     lines = _faults(StageBody, body, place)
     yield from lines
     if isinstance(body, dict):

@@ -89,7 +89,8 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     if run is None:
         return 0
     interrupt.at_work = True
-    return train(run)
+    with run:
+        return train(run)
 
 
 def _check_names(settings: Settings, plan: Plan) -> None:
