@@ -61,7 +61,8 @@ class Saver:
 
     def __init__(self) -> None:
         self._copier = Copier()
-        self._thread: threading.Thread | None = None
+        self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
+        self._idle.set()
         self._result = True
         self._error: BaseException | None = None
         self._cancel = False
@@ -69,7 +70,7 @@ class Saver:
     @property
     def busy(self) -> bool:
         """Whether a state is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return not self._idle.is_set()
 
     def copy(self, value: Any) -> Any:
         """Copy values to be written: as soon as those of the copy before have been."""
@@ -83,8 +84,8 @@ class Saver:
         :raises BaseException: what the write before raised.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="lmplay-save")
-        self._thread.start()
+        self._idle.clear()
+        threading.Thread(target=self._run, args=(write,), name="lmplay-save").start()
 
     def wait(self) -> bool:
         """Wait until nothing is being written.
@@ -92,9 +93,7 @@ class Saver:
         :return: whether the last state has been written.
         :raises BaseException: what its writing raised.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -106,8 +105,7 @@ class Saver:
         :param give_up: leave the state that is being written half done (it has no name yet), instead of waiting for it.
         """
         self._cancel = give_up
-        if self._thread is not None:
-            self._thread.join()
+        self._idle.wait()
 
     def _run(self, write: Callable[[Callable[[], bool]], bool]) -> None:
         """Do the writing, in the thread."""
@@ -115,3 +113,5 @@ class Saver:
             self._result = write(lambda: self._cancel)
         except BaseException as error:
             self._error = error
+        finally:
+            self._idle.set()
