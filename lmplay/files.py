@@ -1,28 +1,36 @@
 """Writing files so that, whatever happens, the old or the new one is whole.  Ground floor."""
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import UserError
 
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: Callable[[], None] | None = None) -> None:
     """Write a file under a temporary name, sync it, rename it over the old one and sync the folder.
 
     :param path: the file to make or to replace.
     :param write: is given the open temporary file (binary) and writes all of the contents.
+    :param before_rename: is called when the new file is whole and the old one still has its name.
     :raises OSError: when the disk is full or the folder cannot be written; the old file is then untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if before_rename is not None:
+            before_rename()
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -41,7 +49,7 @@ def link_atomic(path: Path, other: Path) -> None:
     :param path: the file that exists.
     :param other: its second name, on the same disk.
     """
-    temporary = other.with_name(f".{other.name}.{os.getpid()}.tmp")
+    temporary = _temporary(other)
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
@@ -50,6 +58,41 @@ def link_atomic(path: Path, other: Path) -> None:
         return
     os.replace(temporary, other)
     _sync_folder(other.parent)
+
+
+def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
+    """Remove temporary files of processes that were killed while they wrote.
+
+    :param folder: where they would be.
+    :param ours: tells by the name of the file that was to be written whether it is for the caller to clean up.
+    """
+    for path in folder.glob(".*.tmp"):
+        found = _TEMPORARY.fullmatch(path.name)
+        if found and ours(found["name"]) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
+            path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process of this machine is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # it is there, and somebody else's
+    return True
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """See that a file will fit on the disk, before any of it is written.
+
+    :param folder: where it will be.
+    :param needed: its size in bytes.
+    :raises OSError: ENOSPC, with the bytes that are needed and there.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"it needs {needed:,} bytes, and {free:,} are free on the disk")
 
 
 def check_folder(path: Path, what: str) -> None:
@@ -127,6 +170,11 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _temporary(path: Path) -> Path:
+    """Name the file that something is written into before it gets its own name; :data:`_TEMPORARY` reads it back."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
 def _write_all(file: IO[bytes], data: bytes) -> None:
     """Write bytes, returning nothing (a callback for :func:`write_atomic`)."""
     file.write(data)
@@ -134,8 +182,6 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 def _copy_into(path: Path, file: IO[bytes]) -> None:
     """Copy a file's bytes into an open one."""
-    import shutil
-
     with open(path, "rb") as source:
         shutil.copyfileobj(source, file)
 

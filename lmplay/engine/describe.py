@@ -5,16 +5,12 @@ from collections import Counter
 
 from torch import nn
 
-from ..optim.optimizers import OPTIMIZERS
+from ..optim.optimizers import STATE_COPIES
 from ..plan.schema import Plan
 from ..plan.settings import Settings, resolve_stage
 from ..tokenizer import load_tokenizer, trained_size
 from . import checkpoint
 from .run import ModelPlan, plan_model, tokenizer_name
-
-# Tensors of the parameters' size that an optimizer keeps.
-_OPTIMIZER_COPIES = {"adamw": 2, "adam": 2, "adagrad": 1, "sgd": 1, "rmsprop": 1}
-assert _OPTIMIZER_COPIES.keys() == OPTIMIZERS.keys()
 
 
 def describe(settings: Settings, plan: Plan) -> str:
@@ -35,7 +31,7 @@ def describe(settings: Settings, plan: Plan) -> str:
     lines += [f"  {name:<24}{count:>15,}  {count / total:6.1%}" for name, count in _count_parts(model).items()]
     lines += [f"  {'all':<24}{total:>15,}", "", "memory"]
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in
-              (("weights", trained), ("gradients", trained), (f"state of {settings.optimizer}", trained * _OPTIMIZER_COPIES[settings.optimizer]))]
+              (("weights", trained), ("gradients", trained), (f"state of {settings.optimizer}", trained * STATE_COPIES[settings.optimizer]))]
     lines += ["", "a step"]
     for stage in plan.stages:
         work = resolve_stage(settings, stage, model_plan.args["context_len"])

@@ -5,13 +5,16 @@ Read this file first: :func:`train` is the program.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
 from ..errors import LmplayError, TrainingError
-from . import checkpoint
+from . import checkpoint, generations
 from .record import Recorder, try_to_write_stats
 from .run import Run
 from .stagework import StageWork
@@ -48,25 +51,41 @@ def train(run: Run) -> int:
         recorder.flush()
         if run.interrupt.requested() or not work.finish():
             return _stop(run, stage.name)
-        _insist(save(run, stage.name))
+        if not save(run, stage.name, wait=True) and run.curriculum.is_done:
+            _insist(False)
         run.report.end_stage(run, work)
     run.report.done(run)
     return 0
 
 
-def save(run: Run, stage: str) -> bool:
-    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
+def save(run: Run, stage: str, wait: bool = False) -> bool:
+    """Copy the state, and have the copy written while the training goes on; if the one before is still being written, wait for that first.
 
     :param run: between two steps, everything recorded.
     :param stage: the stage at work.
-    :return: False when the checkpoint could not be written; the file before it is whole then, and the report has said why.
+    :param wait: wait until it has been written.
+    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited.
     :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one.
     """
     if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
+    content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
+    then = replace(run, runner=replace(run.runner, **figures))
+    run.saver.start(lambda cancelled: _write(then, content, stage, cancelled))
+    return run.saver.wait() if wait else True
+
+
+def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[], bool]) -> bool:
+    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
+
+    :param run: as it was when the content was copied.
+    """
     try_to_write_stats(run)
     try:
-        checkpoint.save(run.path, run.components, stage)
+        generations.save(run.path, content, stage, run.settings.keep, cancelled)
+    except checkpoint.Cancelled:
+        return False
     except OSError as error:
         run.report.save_failed(run.path, error)
         return False
@@ -80,13 +99,13 @@ def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
         return work.next_batch()
     except LmplayError:
         recorder.flush()
-        save(run, work.stage.name)
+        save(run, work.stage.name, wait=True)
         raise
 
 
 def _stop(run: Run, stage: str) -> int:
     """Save and end on request."""
-    _insist(save(run, stage))
+    _insist(save(run, stage, wait=True))
     run.report.stopped(run)
     assert run.interrupt.exit_code is not None
     return run.interrupt.exit_code

@@ -62,7 +62,7 @@ class Recorder:
             self._add(before)
         if not runner.runtime.asynchronous:
             self.flush()
-        if now - self._written > _WRITE_SECONDS:
+        if now - self._written > _WRITE_SECONDS and not self._run.saver.busy:
             self._written = now
             with self.pause():
                 try_to_write_stats(self._run)

@@ -16,16 +16,18 @@ from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
 from ..files import check_folder, make_folder, write_text
 from ..optim.freeze import apply_freeze
-from ..optim.optimizers import build_optimizer
+from ..optim.optimizers import STATE_COPIES, build_optimizer
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
-from . import checkpoint
+from . import checkpoint, generations
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .interrupt import Interrupt
+from .lock import Lock
 from .report import Report
 from .runtime import Runtime, seed_everything
+from .saving import Saver
 
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
@@ -48,7 +50,18 @@ class Run:
     stage_data: dict[str, StageData]
     report: Report
     interrupt: Interrupt
+    lock: Lock
+    saver: Saver = field(default_factory=Saver)
     closing: ExitStack = field(default_factory=ExitStack)  # what has to be ended with the run, however it ends
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish the save that is being written, or leave it where the user wants to end at once; let others have the model file."""
+        with self.closing:
+            self.saver.close(give_up=kind is not None and not issubclass(kind, Exception))
+            self.lock.release()
 
     @property
     def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:
@@ -84,8 +97,24 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     path = settings.model_file(plan)
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
+    lock = Lock(path)
+    try:
+        run = _open(settings, plan, report, interrupt, path, lock)
+    except BaseException:
+        lock.release()
+        raise
+    if run is None:
+        lock.release()
+    return run
+
+
+def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, path: Path, lock: Lock) -> Run | None:
+    """Do the work of :func:`open_run`."""
+    if path.parent.is_dir():  # else there is nothing to lock yet
+        lock.take()
     runtime = Runtime(settings)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    stored = found.content if found is not None else None
     if stored is not None:
         settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
     model_plan = plan_model(settings, plan, path, stored)
@@ -95,6 +124,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
         if curriculum.is_done:
+            generations.recover(path, found, Path(settings.out_dir).expanduser(), report.say)
             report.already_done(path, plan)
             return None
     stages = [stage for stage, _ in curriculum.remaining()]
@@ -112,10 +142,12 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     module.to(runtime.device)
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
     run = Run(settings, path, curriculum, model, RunnerComponent(settings, runtime), OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt)
+              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock)
     if stored is not None:
         _restore(run, stored)
+    _check_room(run)
     _prepare_folders(run)
+    generations.recover(path, found, Path(settings.out_dir).expanduser(), report.say)
     return run
 
 
@@ -132,7 +164,7 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     source = path
     if stored is None and settings.initial_model is not None:
         source = Path(settings.initial_model).expanduser()
-        stored = checkpoint.load(source)
+        stored = checkpoint.load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         args, chosen = settings.model_args(plan, experiment.settings)
@@ -256,12 +288,25 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
 
 
+def _check_room(run: Run) -> None:
+    """See that the files of the run will fit on the disk.
+
+    :raises UserError: when they will not.
+    """
+    module, copies = run.model.module, STATE_COPIES[run.optimizers.kind]
+    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
+    generations.check_total_room(run.path, size, [state.name for state in run.curriculum.states], run.settings.keep)
+
+
 def _prepare_folders(run: Run) -> None:
     """Make the folders, set an old file aside if asked to, and write the settings beside the statistics."""
     folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
     make_folder(run.path.parent, "output folder")
-    if run.settings.reset_history and run.path.exists():
-        run.report.say(f"kept the old model as {checkpoint.set_aside(run.path, [state.name for state in run.curriculum.states])}")
+    run.lock.take()
+    generations.clean_up(run.path, folder)
+    stages = [state.name for state in run.curriculum.states]
+    if run.settings.reset_history and generations.exists(run.path, stages):
+        run.report.say(f"kept the old model as {generations.set_aside(run.path, stages)}")
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}

@@ -30,6 +30,9 @@ OPTIMIZERS = {
     "sgd": _Row(torch.optim.SGD, 0.0, ("cpu", "cuda"), {"momentum": 0.9}),
     "rmsprop": _Row(torch.optim.RMSprop, 0.0, ()),
 }
+# Tensors of a parameter's size that each keeps of it.
+STATE_COPIES = {"adamw": 2, "adam": 2, "adagrad": 1, "sgd": 1, "rmsprop": 1}
+assert STATE_COPIES.keys() == OPTIMIZERS.keys()
 
 
 def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float | None = None) -> torch.optim.Optimizer:

@@ -25,6 +25,8 @@ from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, S
 DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+# What stands where a stage's name does in the names of other files beside the model's.
+_RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
@@ -112,7 +114,8 @@ def _as_stage_name(name: str) -> str:
         name = name.removesuffix(suffix)
     if _GLOB.search(name):
         name = re.sub(r"\[.*?\]|[*?]", " ", name).strip(" _.-")
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64]
+    return f"{name}_data" if _RESERVED.fullmatch(name) else name
 
 
 def _plain(raw: Any, where: str) -> Any:
@@ -171,6 +174,8 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
     place = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
         yield f"{place}: found {_show(name)} as a name, allowed: {Stage.model_fields['name'].description}."
+    if _RESERVED.fullmatch(name):
+        yield f"{place}: found a name that is kept for files beside the model's, allowed: another one."
     lines = _faults(StageBody, body, place)
     yield from lines
     if isinstance(body, dict):

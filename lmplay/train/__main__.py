@@ -50,6 +50,8 @@ def _run(settings: Settings, arguments: list[str]) -> int:
 
         _print_table([(row.name, row.description) for row in experiments().values()])
         return 0
+    if settings.inspect is not None:
+        return _inspect(Path(settings.inspect).expanduser(), settings.json)
     from ..plan.load import list_plans, load_plan, plan_from_dataset
 
     if settings.training_plan == "list":
@@ -117,8 +119,17 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     if run is None:
         return 0
     interrupt.at_work = True
-    with run.closing:
+    with run:
         return train(run)
+
+
+def _inspect(path: Path, as_json: bool) -> int:
+    """Print what a checkpoint holds; one whose checksum is wrong is bad input."""
+    from ..engine.inspect import inspect, to_text
+
+    found = inspect(path)
+    print(json.dumps(found, indent=2) if as_json else to_text(found))
+    return 2 if found["checksum"] == "wrong" else 0
 
 
 def _check_looks(settings: Settings) -> None:
