@@ -132,3 +132,38 @@ def test_without_network_and_cache_the_answer_is_quick_and_one_line(monkeypatch)
             load_tokenizer("nobody/nothing")
     assert "train:8192" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("tokenizer", ALL)
+def test_in_markup_special_tokens_are_special(tokenizer):
+    assert tokenizer.end_text == END_TOKEN
+    text = f"{END_TOKEN}user: héllo{END_TOKEN}{END_TOKEN}\n"
+    encoded = tokenizer.encode_markup(text)
+    assert encoded.ids.tolist().count(tokenizer.end_id) == 3
+    assert encoded.ids[0] == tokenizer.end_id
+    assert (encoded.starts[1], encoded.starts[-1]) == (len(END_TOKEN), len(text))
+    assert tokenizer.decode(encoded.ids.tolist()) == text.replace(END_TOKEN, "")
+    plain = tokenizer.encode_markup("user: héllo 🎉")
+    assert plain.ids.tolist() == tokenizer.encode("user: héllo 🎉").ids.tolist()
+    assert plain.starts.tolist() == tokenizer.encode("user: héllo 🎉").starts.tolist()
+
+
+@pytest.mark.parametrize(("said", "jinja", "expected"), [
+    ({}, None, None), ({"chat_template": "{{ a }}"}, None, "{{ a }}"), ({"chat_template": "{{ a }}"}, "{{ b }}", "{{ b }}"),
+    ({"chat_template": [{"name": "tools", "template": "{{ t }}"}, {"name": "default", "template": "{{ d }}"}]}, None, "{{ d }}"),
+    ({"chat_template": [{"name": "tools", "template": "{{ t }}"}]}, None, None),
+])
+def test_chat_templates_are_found_and_stored(tmp_path, said, jinja, expected):
+    (tmp_path / "tokenizer.json").write_text(BPE.spec["json"], encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", **said}))
+    if jinja is not None:
+        (tmp_path / "chat_template.jinja").write_text(jinja)
+    loaded = load_tokenizer(str(tmp_path))
+    assert (loaded.chat_template, loaded.begin_text) == (expected, "<s>")
+    again = Tokenizer(json.loads(json.dumps(loaded.spec)))
+    assert (again.chat_template, again.begin_text) == (expected, "<s>")
+
+
+def test_a_spec_from_before_chats_still_loads():
+    older = Tokenizer({key: BPE.spec[key] for key in ("kind", "name", "json", "end_id")})
+    assert (older.chat_template, older.begin_text) == (None, "")
