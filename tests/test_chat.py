@@ -161,6 +161,7 @@ def test_the_plain_form_of_a_chat(chat):
     text = "".join(part.text for part in prompt + truth)
     assert text == BREAK.join(f"{turn.role}: {turn.content}" for turn in chat)
     assert [part.text for part in truth if part.learned and not part.end] == [turn.content for turn in chat if turn.learned]
+    assert not truth[-1].end
     ends = [number for number, part in enumerate(truth) if part.end]
     assert ends == [number + 1 for number, part in enumerate(truth[:-1]) if part.learned and not part.end]  # one after each answer but the last
     assert all(part == Part("", end=True) for part in truth if part.end)
@@ -228,7 +229,7 @@ def test_chat_is_refused_where_there_is_none():
 def test_a_plan_says_how_chats_are_written(tmp_path, chat):
     write_rows(tmp_path / "chat.jsonl", [{"talk": [{"role": "user", "content": f"q{i}"}, ANSWER]} for i in range(20)])
     source = {"path": str(tmp_path / "chat.jsonl"), "columns": {"messages": "talk"}, **({"chat": chat} if chat else {})}
-    (tmp_path / "plan.json").write_text(json.dumps({"s": {"dataset": source}}))
+    (tmp_path / "plan.json").write_text(json.dumps({"s": {"dataset": source, "validation": {"dataset": source}}}))
     stage: Stage = load_plan(str(tmp_path / "plan.json")).stages[0]
     data = StageData(stage, tmp_path / "datasets", seed=0)
     samples = list(iter(data.samples().next, None))

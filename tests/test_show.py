@@ -83,6 +83,7 @@ def test_a_batch_that_is_shown_is_the_one_that_is_trained_on(folder, capsys, mon
     assert shown(look_json(capsys, "--show-batch", n_first)) == batches[n_first - 1]
     assert after[2]["batch_size"] == 5
     assert len(batches[n_first]) == 5
+    assert f"has {len(batches) - n_first} batches" in look(capsys, "--show-batch", "second:999")[1]
 
 
 def test_a_batch_is_counted(folder, capsys):
