@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import UserError, nearest
 from ..files import read_json_or_yaml
+from ..finding import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_builtin
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
@@ -245,7 +246,7 @@ def _locate(path: str, folder: Path) -> str:
             return os.path.abspath(full)
     is_glob = _GLOB.search(path) is not None
     for pattern in (os.path.join(glob.escape(place), local) for place in places if is_glob):
-        if any(True for _ in glob.iglob(pattern, recursive=True)):
+        if next(glob_files(pattern), None) is not None:
             return os.path.abspath(pattern)
     if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
         names = [name for place in places for name in _names_in(os.path.dirname(os.path.join(place, local)))]

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
+from ...errors import UserError, printable
 from ...plan.catalog import PACKED_SUFFIXES
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
@@ -101,7 +101,7 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
 
 def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> Table:
     """Open one file, unpacked or converted first where needed."""
-    label = str(file)
+    label = printable(str(file))
     path = unpack(file, folder, spans.index) if file.suffix.lower() in PACKED_SUFFIXES else file
     kind = format_of(path)
     if kind == "parquet":

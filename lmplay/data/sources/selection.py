@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
+from ...finding import glob_files, glob_root, walk_files
 from ...plan.catalog import DATA_SUFFIXES, FORMATS, PACKED_SUFFIXES
 from .base import VALIDATION_NAMES
-from .spans import unreadable
 
 _UNPACKABLE = ("text", "jsonl", "json", "csv", "tsv")
 READABLE = f"{', '.join(FORMATS)}, and {' and '.join(PACKED_SUFFIXES)} of the text ones"
@@ -94,10 +93,10 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
     """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too."""
     if found.is_dir():
         root = found
-        files = _walk(root)
+        files = list(walk_files(root))
     elif glob.has_magic(path):
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), found.parts))
-        files = _once(file for file in map(Path, glob.glob(str(found), recursive=True)) if file.is_file())
+        root = glob_root(found)
+        files = _once(glob_files(str(found)))
     else:
         raise _missing(path, found)
     readable = sorted(file for file in files if format_of(file) and file.name not in _NOT_DATA)
@@ -106,24 +105,8 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
     return root, readable
 
 
-def _walk(root: Path) -> list[Path]:
-    """List the files of a folder and of those in it, but for hidden ones; a folder that links lead to again is read once.
-
-    :raises UserError: when one of the folders cannot be read: what is in it must not be missing without a word.
-    """
-    def refuse(error: OSError) -> None:
-        raise unreadable(Path(error.filename), error)
-
-    files, seen = [], {os.path.realpath(root)}
-    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-        here = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(folders) if not name.startswith(".")}
-        folders[:] = [name for name, real in here.items() if real not in seen and not seen.add(real)]  # type: ignore[func-returns-value]
-    return files
-
-
 def _once(files: Iterable[Path]) -> list[Path]:
-    """List each file once, by its shortest path: a glob goes round and round where a link leads upwards."""
+    """List each file once, by its shortest path."""
     found: dict[str, Path] = {}
     for file in sorted(files, key=lambda file: (len(file.parts), file)):
         found.setdefault(os.path.realpath(file), file)

@@ -22,6 +22,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHOLE = 1 << 26
 # Of a bigger one so many stretches of so many bytes are read, evenly over it: the same cost for one of 100 GB.
 _STRETCHES, _STRETCH = 64, 1 << 16
+# The look for bytes that are not UTF-8 reads so many at a time.
+_LOOK = 1 << 24
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
 
@@ -167,7 +169,7 @@ def refuse_other_encodings(path: Path, label: str, index: Index) -> None:
         decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
         with open(path, "rb") as file:
             while True:
-                block = file.read(1 << 24)
+                block = file.read(_LOOK)
                 waiting = len(decoder.getstate()[0])
                 try:
                     decoder.decode(block, final=not block)

@@ -1,0 +1,61 @@
+"""Finding files: what a folder and what a glob hold, however links lead round.  Ground floor."""
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import Path
+
+from .errors import UserError
+
+
+def walk_files(root: Path) -> Iterator[Path]:
+    """Find the files of a folder and of those in it, linked ones too, but for hidden ones; a folder that links lead to again is read once.
+
+    :param root: the folder.
+    :return: paths that begin with it, in no order.
+    :raises UserError: when one of the folders cannot be read: what is in it must not be missing without a word.
+    """
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror or error}); check its rights and its disk.")
+
+    seen = {os.path.realpath(root)}
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(folders) if not name.startswith(".")}
+        folders[:] = sorted({path: name for name, path in reversed(list(real.items())) if path not in seen}.values())
+        seen.update(real.values())
+
+
+def glob_files(pattern: str) -> Iterator[Path]:
+    """Find the files that a glob names.
+
+    Python's own `**` goes down every link again and again: two that lead upwards keep it busy for ever.
+
+    :param pattern: with `*`, `?`, `[...]`, and `**` for any number of folders.
+    :return: their paths, in no order.
+    :raises UserError: when a folder below `**` cannot be read.
+    """
+    path = Path(pattern)
+    if "**" not in path.parts:
+        yield from filter(Path.is_file, map(Path, glob.iglob(pattern)))
+        return
+    root = glob_root(path)
+    wanted = path.parts[len(root.parts):]
+    yield from (file for file in walk_files(root) if _matches(file.parts[len(root.parts):], wanted) and file.is_file())
+
+
+def glob_root(path: Path) -> Path:
+    """Give the folder that all files of a glob are in."""
+    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+
+
+def _matches(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+    """Tell whether the parts of a path are those of a pattern."""
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_matches(parts[start:], wanted[1:] or ("*",)) for start in range(len(parts)))
+    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _matches(parts[1:], wanted[1:])
