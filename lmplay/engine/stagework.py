@@ -42,7 +42,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples after its last one."""
+    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples then."""
 
     batch: Batch | None
     size: int
@@ -63,6 +63,8 @@ class StageWork:
         run.closing.callback(self._prefetch.close)
         self._prepared: _Prepared | None = None
         self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
+        # The samples' position up to the batch trained on, at the end of the stage up to there; the stream itself may be ahead, in another thread.
+        self.reached: dict[str, Any] = self.stream.state() if state.position is None else state.position["samples"]
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.data_seconds = 0.0  # waited for the batch at hand
         self.ended_early = False
@@ -77,8 +79,8 @@ class StageWork:
 
     @property
     def skipped(self) -> Counter[str]:
-        """The rows that were no samples, by reason, up to the batch at hand; the stream itself may be ahead of it, in another thread."""
-        return Counter(self._prepared.reached["skipped"] if self._prepared is not None else {})
+        """The rows that were no samples, by reason, as far as `reached`."""
+        return Counter(self.reached["skipped"])
 
     def next_batch(self) -> Batch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
@@ -88,6 +90,8 @@ class StageWork:
         if prepared is None:  # asked to stop meanwhile
             return None
         self._prepared = prepared
+        if prepared.batch is None:
+            self.reached = prepared.reached
         return prepared.batch
 
     def step(self, batch: Batch) -> StepResult | None:
@@ -105,6 +109,7 @@ class StageWork:
             run.report.grads(self.stage.name, check_grads(run.model.module))
         run.lr_schedulers.advance(batch.progress)
         self.state.position = batch.position
+        self.reached = batch.position["samples"]
         return result
 
     def validate(self) -> None:
