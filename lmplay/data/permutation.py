@@ -9,13 +9,13 @@ _MASK = (1 << 64) - 1
 _ROUNDS = 4
 
 
-def mix(*values: int) -> int:
+def mix(*values: int, state: int = 0) -> int:
     """Hash integers to 64 bits (splitmix64's finaliser over a running sum; Steele, Lea and Flood, 2014).
 
     :param values: any integers.
+    :param state: the hash of integers that come before them.
     :return: 0 to 2**64 - 1, the same on every machine.
     """
-    state = 0
     for value in values:
         state = (state + (value & _MASK) + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -38,7 +38,8 @@ class Permutation:
         """
         self._n = n
         self._half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
-        self._keys = [mix(*seed, round_) for round_ in range(_ROUNDS)]
+        named = mix(*seed)
+        self._keys = [mix(round_, state=named) for round_ in range(_ROUNDS)]
 
     def __getitem__(self, index: int) -> int:
         """Give the image of an index; both lie in 0 … n-1."""

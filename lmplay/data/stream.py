@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..errors import UserError
@@ -50,7 +51,7 @@ class SampleStream:
                 raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of an epoch cannot be read; give samples or tokens.")
             self._rows_of_last = round(part * mix.rows_per_epoch) or int(not whole)  # never nothing at all
 
-    @property
+    @cached_property
     def total(self) -> int | None:
         """The number of rows that will be read (samples, but for skipped rows); None where unknown."""
         if self._length.samples is not None or self._length.epochs is None:
@@ -58,7 +59,7 @@ class SampleStream:
         per_epoch = self._mix.rows_per_epoch
         return self._last_epoch * per_epoch + self._rows_of_last if per_epoch is not None else None
 
-    @property
+    @cached_property
     def rows_per_epoch(self) -> int | None:
         """The number of rows of an epoch; None where unknown or endless."""
         return self._mix.rows_per_epoch
@@ -71,7 +72,7 @@ class SampleStream:
             return None
         if self._length.samples is not None:
             return self._samples / total
-        return min(1.0, (self._mix.epoch * (self._mix.rows_per_epoch or 0) + self._mix.rows_in_epoch) / total)
+        return min(1.0, (self._mix.epoch * (self.rows_per_epoch or 0) + self._mix.rows_in_epoch) / total)
 
     def next(self) -> Sample | None:
         """Give the next sample, or None when the length is reached."""

@@ -140,7 +140,7 @@ class Report:
                  f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}")
         if sources := work.stats.describe_sources():
             self.say("   " + "; ".join(_describe_source(name, said) for name, said in sources.items()))
-        for line in describe_losses(work.losses):
+        for line in describe_losses(work.reached):
             self.say(f"   {line}")
 
     def grads(self, stage: str, lines: list[str]) -> None:

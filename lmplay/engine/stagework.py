@@ -44,7 +44,7 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples after its last one."""
+    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples then."""
 
     batch: Batch | None
     size: int
@@ -67,6 +67,8 @@ class StageWork:
         run.closing.callback(self._prefetch.close)
         self._prepared: _Prepared | None = None
         self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
+        # The samples' position up to the batch trained on, at the end of the stage up to there; the stream itself may be ahead, in another thread.
+        self.reached: dict[str, Any] = self.stream.state() if state.position is None else state.position["samples"]
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
@@ -79,14 +81,6 @@ class StageWork:
     def entry(self) -> dict[str, Any]:
         """What the statistics say of this stage."""
         return self.run.runner.stages[-1]
-
-    @property
-    def losses(self) -> dict[str, Any]:
-        """What of the rows did not become samples as it stood in the files, up to the batch at hand (see :func:`describe_losses`).
-
-        The stream itself may be ahead of it, in another thread.
-        """
-        return self._prepared.reached if self._prepared is not None else self.stream.state()
 
     @property
     def mini_batch_size(self) -> int:
@@ -103,6 +97,8 @@ class StageWork:
         if prepared is None:  # asked to stop meanwhile
             return None
         self._prepared = prepared
+        if prepared.batch is None:
+            self.reached = prepared.reached
         return prepared.batch
 
     def step(self, batch: Batch) -> StepResult | None:
@@ -125,6 +121,7 @@ class StageWork:
             run.report.grads(self.stage.name, check_grads(run.model.module))
         run.lr_schedulers.advance(batch.progress)
         self.state.position = batch.position
+        self.reached = batch.position["samples"]
         return result
 
     def validate(self) -> None:
@@ -141,14 +138,14 @@ class StageWork:
         :raises UserError: when there was nothing to train on.
         """
         if not self.stats.totals["total_train_steps"]:
-            skipped = describe_skipped(Counter(self.losses["skipped"]))
+            skipped = describe_skipped(Counter(self.reached["skipped"]))
             raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({skipped}).")
         self._prefetch.close()
         self.ended_early = self.is_over()
         fresh = self.data.validation_samples() if self.has_validation else None
         if fresh is not None and not self._judge(self._take_final(fresh), final=True):
             return False
-        self.entry.update({"done": True, "skipped": self.losses["skipped"], "replaced": self.losses["replaced"]})
+        self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = self.state.validation_position = None
         self.run.lr_schedulers.start_stage()
