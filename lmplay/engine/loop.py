@@ -10,7 +10,7 @@ from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
-from ..errors import LmplayError, TrainingError
+from ..errors import LmplayError, TrainingError, Unavailable
 from . import checkpoint
 from .record import Recorder, try_to_write_stats
 from .run import Run
@@ -30,7 +30,7 @@ def train(run: Run) -> int:
         work = StageWork(run, stage, state)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
-        while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
+        while not work.is_over() and (batch := _next_batch(run, work, recorder, validating)) is not None:
             before = run.runner.samples
             result = work.step(batch)
             if result is None:
@@ -46,7 +46,7 @@ def train(run: Run) -> int:
             if run.interrupt.requested():
                 break
         recorder.flush()
-        if run.interrupt.requested() or not work.finish():
+        if run.interrupt.requested() or not _finish(run, work):
             return _stop(run, stage.name)
         _insist(save(run, stage.name))
         run.report.end_stage(run, work)
@@ -74,12 +74,24 @@ def save(run: Run, stage: str) -> bool:
     return True
 
 
-def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
+def _next_batch(run: Run, work: StageWork, recorder: Recorder, validating: Every) -> Batch | None:
     """Give the next batch; if the data fails (a damaged row, a hub gone away), save what has been done and let the error go on."""
     try:
-        return work.next_batch()
+        batch = work.next_batch()
+        if batch is not None and validating.due(run.runner.samples, run.runner.samples + len(batch.samples)):
+            work.fetch_validation()  # now: failing after the step it would be too late to save, as the run that goes on would not validate
+        return batch
     except LmplayError:
         recorder.flush()
+        save(run, work.stage.name)
+        raise
+
+
+def _finish(run: Run, work: StageWork) -> bool:
+    """End a stage; if what its last validation reads has gone away, save what has been done and let the error go on."""
+    try:
+        return work.finish()
+    except Unavailable:
         save(run, work.stage.name)
         raise
 
