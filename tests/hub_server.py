@@ -17,7 +17,7 @@ _FILE = re.compile(r"/datasets/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)
 
 @dataclass
 class Fault:
-    """What goes wrong with requests whose path has `match` in it, the next `times` times (None: until it is taken away)."""
+    """What goes wrong with requests whose path has `match` in it: not with the next `after`, but `times` times then (None: for good)."""
 
     match: str
     status: int | None = None
@@ -27,6 +27,7 @@ class Fault:
     body: bytes | None = None  # given instead, as a web page
     times: int | None = 1
     method: str | None = None
+    after: int = 0
 
 
 class HubServer:
@@ -90,6 +91,9 @@ class HubServer:
         with self._lock:
             for fault in self.faults:
                 if fault.match in path and fault.times != 0 and fault.method in (None, method):
+                    if fault.after:
+                        fault.after -= 1
+                        continue
                     if fault.times is not None:
                         fault.times -= 1
                     return fault

@@ -65,7 +65,8 @@ def test_duplicates_and_overlap_are_counted(capsys, tmp_path):
 def test_people_can_read_it(capsys, plan, tmp_path):
     assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 0
     text = capsys.readouterr().out
-    for word in ("== stage mix: a.jsonl (60 rows), b.jsonl (40 rows)", "== stage book", "tokens      4,000", "padding", "duplicates", "memory", "disk", "forced"):
+    for word in ("== stage mix: a.jsonl (60 rows), b.jsonl (40 rows)", "== stage book", "tokens      4,000", "padding", "duplicates", "memory", "disk",
+                 "forced"):
         assert word in text
 
 

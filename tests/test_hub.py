@@ -2,11 +2,15 @@
 import gzip
 import json
 import random
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import ENVIRONMENT, TINY, compare_runs, trainer, write_plan, write_rows
 from hub_server import HubServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,19 +115,18 @@ def test_a_stream_gives_every_row_and_goes_on_after_any(server, tmp_path, form):
 
 
 def test_other_json_and_values_that_need_decoding_are_left_to_the_library(server, root, tmp_path):
-    import pyarrow
-    from pyarrow import parquet
+    import datasets
 
     (root / "o/array").mkdir(exist_ok=True)
     (root / "o/array/train.json").write_text(json.dumps(ROWS[:5], indent=1))
     assert list(opened("o/array", tmp_path).open()) == ROWS[:5]
     (root / "o/decoded").mkdir(exist_ok=True)
-    features = json.dumps({"info": {"features": {"text": {"dtype": "string", "_type": "Value"}, "n": {"_type": "Json"}}}})
-    schema = pyarrow.schema([("text", pyarrow.string()), ("n", pyarrow.string())], metadata={"huggingface": features})
-    parquet.write_table(pyarrow.Table.from_pylist([{"text": "a", "n": '{"b": 1}'}], schema=schema), root / "o/decoded/train.parquet")
+    rows = [{"text": "a", "image": {"bytes": b"x", "path": None}}]
+    features = datasets.Features({"text": datasets.Value("string"), "image": datasets.Image(decode=False)})
+    datasets.Dataset.from_list(rows, features=features).to_parquet(root / "o/decoded/train.parquet")
     source = opened("o/decoded", tmp_path)
     assert not isinstance(source, ShardedSource)
-    assert list(source.open()) == [{"text": "a", "n": {"b": 1}}]
+    assert list(source.open()) == rows
 
 
 class LocalFile(RemoteFile):
@@ -259,7 +262,7 @@ def test_a_hub_that_stays_away_is_said_and_the_stream_goes_on_when_it_is_back(se
     with pytest.raises(Unavailable, match=rf"source o/{form}: the hub does not answer \(.*\), after \d+ s of trying") as caught:
         rows += iter(stream.__next__, None)
     assert caught.value.exit_code == 75
-    assert len(said) > 2
+    assert said
     server.start()
     state = stream.state()
     given = len(rows)
@@ -463,8 +466,85 @@ def test_a_disk_that_is_full_or_too_small_is_one_clear_line(server, tmp_path, pl
 
 
 def test_saving_waits_for_the_hub(server, tmp_path, plan, said):
-    server.fault(".parquet", status=503, times=8)
+    server.fault(".parquet", status=503, times=2, method="GET")
     server.fault(".parquet", cut=20, method="GET")
     save_sources(plan[:1], tmp_path / "datasets", print)
+    assert len(said) == 2  # the client itself goes on after a cut
     source = opened("o/plain", tmp_path)
     assert [source[i] for i in range(200)] == ROWS
+
+
+# Whole runs
+
+@pytest.fixture
+def texts(root):
+    """A data set of many small files: a block of rows is made of several."""
+    for number in range(10):
+        folder = root / "o/texts"
+        folder.mkdir(exist_ok=True)
+        rows = [{"text": f"The cat number {i} sat down. The dog {i * 7} did not."} for i in range(number * 32, number * 32 + 32)]
+        write_rows(folder / f"train-{number}.jsonl", rows)
+    (root / "o/texts/README.md").write_text("""---
+dataset_info:
+  features: [{name: text, dtype: string}]
+  splits: [{name: train, num_bytes: 1, num_examples: 320}]
+---
+""")
+
+
+@pytest.fixture
+def run(server, texts, tmp_path):
+    """Run `lmp_trainer` as a user does, over 1.5 epochs of the data set."""
+    plan = write_plan(tmp_path, {"s": {"dataset": "o/texts", "epochs": 1.5, "shuffle": {"buffer": 50}}})
+    arguments = ["--training-plan", plan, *TINY, "--batch-size", "8", "--save-interval", "1000", "--validation-interval", "24"]
+
+    def run(out, *more, run=trainer, **keys):
+        environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), **keys}
+        return run(*arguments, *more, "--out-dir", out, env=environment)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_ends_when_the_hub_stays_away_and_goes_on_as_if_nothing_had_been(server, run, tmp_path):
+    whole = run(tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    reads = server.asked("train-")
+    assert reads > 15
+    server.fault("train-", status=502, times=None, after=int(0.7 * reads))
+    ended = run(tmp_path / "parts", LMP_HUB_PATIENCE="2")
+    server.faults.clear()
+    assert ended.returncode == 75, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout.count("source o/texts: the hub does not answer (HTTP 502), trying again in 1 s; the position is kept") == 1
+    assert "the hub does not answer (HTTP 502), after" in ended.stderr
+    assert "The state is saved; to go on when it is back:\n  lmp_trainer --training-plan" in ended.stderr
+    assert run(tmp_path / "parts").returncode == 0
+    assert compare_runs(tmp_path / "whole", tmp_path / "parts") == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_heard_while_the_hub_is_waited_for(server, run, tmp_path):
+    server.fault("train-", status=429, headers={"Retry-After": "500"}, times=None, after=14)
+    process = run(tmp_path / "out", run=lambda *arguments, env: subprocess.Popen(
+        [sys.executable, "-m", "lmplay.train", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **env}))
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if "trying again in 500 s" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, (said, out, error)
+    assert "Traceback" not in error
+    assert list((tmp_path / "out").glob("*.lmp"))
+
+
+@pytest.mark.slow
+def test_a_plan_that_has_been_saved_needs_no_hub(server, run, tmp_path):
+    saved = run(tmp_path / "out", "--save-datasets")
+    assert saved.returncode == 0, saved.stderr
+    assert "o/texts: saved 320 rows in" in saved.stdout
+    server.stop()
+    done = run(tmp_path / "out")
+    assert done.returncode == 0, done.stderr

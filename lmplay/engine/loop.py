@@ -13,7 +13,7 @@ from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
-from ..errors import LmplayError, TrainingError
+from ..errors import LmplayError, TrainingError, Unavailable
 from . import checkpoint, generations
 from .record import Recorder, try_to_write_stats
 from .run import Run
@@ -33,7 +33,7 @@ def train(run: Run) -> int:
         work = StageWork(run, stage, state)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
-        while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
+        while not work.is_over() and (batch := _next_batch(run, work, recorder, validating)) is not None:
             before = run.runner.samples
             result = work.step(batch)
             if result is None:
@@ -49,7 +49,7 @@ def train(run: Run) -> int:
             if run.interrupt.requested():
                 break
         recorder.flush()
-        if run.interrupt.requested() or not work.finish():
+        if run.interrupt.requested() or not _finish(run, work):
             return _stop(run, stage.name)
         if not save(run, stage.name, wait=True) and run.curriculum.is_done:
             _insist(False)
@@ -93,12 +93,24 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
     return True
 
 
-def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
+def _next_batch(run: Run, work: StageWork, recorder: Recorder, validating: Every) -> Batch | None:
     """Give the next batch; if the data fails (a damaged row, a hub gone away), save what has been done and let the error go on."""
     try:
-        return work.next_batch()
+        batch = work.next_batch()
+        if batch is not None and validating.due(run.runner.samples, run.runner.samples + len(batch.samples)):
+            work.fetch_validation()  # now: failing after the step it would be too late to save, as the run that goes on would not validate
+        return batch
     except LmplayError:
         recorder.flush()
+        save(run, work.stage.name, wait=True)
+        raise
+
+
+def _finish(run: Run, work: StageWork) -> bool:
+    """End a stage; if what its last validation reads has gone away, save what has been done and let the error go on."""
+    try:
+        return work.finish()
+    except Unavailable:
         save(run, work.stage.name, wait=True)
         raise
 

@@ -75,6 +75,7 @@ class StageWork:
         self.ended_early = False
         self.has_validation = self._can_validate()
         self._validation = self.data.validation_samples() if self.has_validation else None
+        self._fetched: list[Sample] = []
         self._begin()
 
     @property
@@ -124,12 +125,16 @@ class StageWork:
         self.reached = batch.position["samples"]
         return result
 
-    def validate(self) -> None:
-        """Judge the model by the next held-out samples, round and round."""
+    def fetch_validation(self) -> None:
+        """Read the held-out samples that the next validation takes, round and round."""
         if self._validation is not None:
-            samples = self._take(self._validation, self.settings.validation_samples)
+            self._fetched = self._take(self._validation, self.settings.validation_samples)
+
+    def validate(self) -> None:
+        """Judge the model by the held-out samples that have been fetched."""
+        if self._validation is not None:
             self.state.validation_position = self._validation.state()
-            self._judge(samples, final=False)
+            self._judge(self._fetched, final=False)
 
     def finish(self) -> bool:
         """End the stage: the longer validation, and what the next stage must not go on with.
