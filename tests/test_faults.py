@@ -127,7 +127,7 @@ def test_so_many_batches_in_a_row_and_no_more(capsys, monkeypatch):
 @pytest.mark.usefixtures("poison", "device")
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_passes_over_goes_on_as_if_it_had_not_been_stopped(capsys, monkeypatch, every):
-    make_plan([3, 4, 12], epochs=2)
+    make_plan([3, 4, 12, *range(20, 30)], epochs=2)  # the last batches too
     arguments = ["--on-nonfinite", "skip", "--dropout", 0.1]
     train(capsys, "--out-dir", "untouched", *arguments)
     original, steps = stagework.train_step, iter(range(1, 1000))
@@ -143,6 +143,7 @@ def test_a_run_that_passes_over_goes_on_as_if_it_had_not_been_stopped(capsys, mo
     while not codes or codes[-1] != 0:
         codes.append(main([*TINY, "--mini-batch-size", "2", "--training-plan", "plan.json", "--out-dir", "stopped", *map(str, arguments)]))
     assert codes.count(130) > 3
+    assert load(Path("untouched/gpt2ish_model.lmp"))["runner"]["state"]["in_row"]["skipped"] > 1
     assert compare_runs(Path("untouched"), Path("stopped")) == []
 
 

@@ -91,6 +91,16 @@ def test_predictions_are_the_most_probable_tokens(head: str) -> None:
     assert len(result.predictions_N.unique()) > 3
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_the_losses_stand_by_themselves_too(head: str) -> None:
+    model, (tokens, positions, targets) = problem(head=head, truths=40)
+    result = next_token(model, tokens, positions, targets, chunk=7)
+    assert not result.losses_N.requires_grad
+    logits = model.head(model(tokens).flatten(0, 1)[positions])  # type: ignore[operator]
+    torch.testing.assert_close(result.losses_N, functional.cross_entropy(logits, targets, reduction="none"))
+    torch.testing.assert_close(result.losses_N.sum(), result.loss_sum)
+
+
 @pytest.mark.parametrize("head", ["untied", "deep"])
 def test_float64_stays_float64(head: str) -> None:
     model, batch = problem(head=head)
