@@ -53,9 +53,9 @@ class Stepper:
     """Steps of another, small model: what the training does while the file is written."""
 
     def __init__(self, device: str):
-        self.module = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(device)
+        self.module = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to(device)
         self.optimizer = torch.optim.AdamW(self.module.parameters())
-        self.rows = torch.randn(512, 512, device=device)
+        self.rows = torch.randn(256, 256, device=device)
 
     def step(self) -> float:
         """Do a step; seconds."""
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400, help="size of the state: weights and two moments")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of the steps: fewer than there are cores leave one for the writing")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of the steps; fewer than there are cores leave one for writing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     width = 1024
@@ -90,7 +90,7 @@ def main() -> None:
     try:
         for number in range(options.rounds + 1):
             optimizer.step()
-            steps = [stepper.step() for _ in range(50)]
+            steps = [stepper.step() for _ in range(40)]
             plainly = plain_save(folder / "plain.pt", state_of(module, optimizer))
             (folder / "plain.pt").unlink()
             optimizer.step()
