@@ -134,7 +134,7 @@ class Cutter:
         """Encode parts one by one, and put them together.
 
         :param parts: at least one.
-        :return: their text, its tokens, and which tokens are learned (the end token after the last included), or None where all are.
+        :return: their text, its tokens, and which tokens are learned (the end token after the last as that one), or None where all are.
         """
         import numpy as np
 
@@ -148,8 +148,8 @@ class Cutter:
         starts[-1] = begins[-1]
         cuttable[[first for part, first in zip(parts, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
         cuttable[-1] = True
-        learned = np.repeat([part.learned for part in (*parts, parts[-1])], [*(len(one.ids) for one in encoded), 1])
-        return "".join(part.text for part in parts), Encoded(np.concatenate([one.ids for one in encoded]), starts, cuttable), learned
+        learned = np.repeat([part.learned for part in parts], [len(one.ids) for one in encoded])
+        return "".join(part.text for part in parts), Encoded(np.concatenate([one.ids for one in encoded]), starts, cuttable), np.append(learned, learned[-1:])
 
     def _end_of_piece(self, text: str, encoded: Encoded, begin: int, room: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.

@@ -20,6 +20,7 @@ _SENTENCE = re.compile(
 _CLAUSE = re.compile(
     rf"[{_COMMAS}{_WIDE_COMMAS}\n](?:(?<=[{_COMMAS}])(?<![{_COMMAS}]{{2}})[{_COMMAS}]*[{_CLOSERS}]*(?=\s)"
     rf"|(?<=[{_WIDE_COMMAS}])[{_WIDE_COMMAS}]*[{_CLOSERS}]*|(?<=\n)\n*)")
+_ENDING = _MARKS + _FULL_STOPS + _COMMAS + _WIDE_COMMAS + _CLOSERS + "".join(filter(str.isspace, map(chr, range(0x3001))))
 _BETWEEN = re.compile(rf"\s*[{_CLOSERS}{_OPENERS}]*\s*")
 _WORD = re.compile(r"(?=\s)(?<=\S)")
 # Words that a full stop follows without ending the sentence; in lower case, for several languages.
@@ -62,7 +63,7 @@ def last_cut(text: str, start: int, limit: int) -> tuple[int, Cut] | None:
     :return: position and kind of the cut, or None where only a cut between characters is left (see :func:`last_character`).
     """
     for kind, ends in ((Cut.SENTENCE, _sentence_ends), (Cut.CLAUSE, _clause_ends), (Cut.WORD, _word_ends)):
-        for window in (*(limit - width for width in _WINDOWS if limit - width > start), start):
+        for window in (*(limit - width for width in _WINDOWS if limit - width > start), _before_marks(text, start)):
             found = next((end for end in ends(text, window, limit) if start < end <= limit), None)
             if found is not None:
                 return found, kind
@@ -104,10 +105,13 @@ def splits_character(text: str, position: int, start: int = 0) -> bool:
 
 def _ends_in_virama(text: str, position: int, start: int) -> bool:
     """Tell whether the letter before is one that a virama joins to the next."""
-    while position > start and unicodedata.category(text[position - 1])[0] == "M":
+    while position > start:
         position -= 1
-        if unicodedata.combining(text[position]) == 9:
+        before = text[position]
+        if unicodedata.combining(before) == 9:
             return True
+        if unicodedata.category(before)[0] != "M" and before != "\u200d" and not _JOINS_LEFT.match(before):
+            return False
     return False
 
 
@@ -133,6 +137,12 @@ def _word_ends(text: str, start: int, limit: int) -> Iterator[int]:
     """Give the word ends of a stretch, last first: before white space."""
     ends = [match.end() for match in _WORD.finditer(text, start, min(len(text), limit + 1))]
     return (end for end in reversed(ends) if _is_between(text, end))
+
+
+def _before_marks(text: str, position: int) -> int:
+    """Go back to before what may be the end of a sentence or clause and goes on here, but not far."""
+    before = text[max(0, position - _WINDOWS[-1]):position]
+    return position - len(before) + len(before.rstrip(_ENDING))
 
 
 def _is_between(text: str, position: int) -> bool:
