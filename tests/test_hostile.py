@@ -15,7 +15,10 @@ import pytest
 from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_data import BYTES, Flow
 
+from lmplay.data.batcher import Batcher
+from lmplay.data.continuation import Cutter
 from lmplay.data.fingerprints import describe_changes, same_data
 from lmplay.data.sources import BadRow
 from lmplay.data.sources.index import Index
@@ -223,6 +226,7 @@ def test_bad_rows_change_nothing_of_resuming_and_of_shares(tmp_path, stop, weigh
     if not weights:  # each row of both epochs came, or was counted: 27 and 18 are not held out
         assert resumed.state()["samples"] + sum(resumed.state()["skipped"].values()) == 2 * (27 + 18)
         assert resumed.progress == 1
+        assert resumed.state()["mix"]["rows"] == [2 * 27, 2 * 18]
 
 
 # --- files
@@ -452,6 +456,39 @@ def test_what_has_changed_is_said_file_by_file(tmp_path):
     assert len(json.dumps(before)) < 300
     write(tmp_path / "many" / "7.jsonl", '{"text": "y"}\n')
     assert describe_changes(before, opened(tmp_path / "many").fingerprints()) == ["many (its text; 1,001 rows before, 1,001 now)"]
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "shorter", "a stream", "from a stream"])
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_position_carries_over_to_other_data(tmp_path, change, stop):
+    """Also while samples wait for a batch with room for them, which the other data does not have."""
+    texts = [{"text": "abc def ghi. " * (1 + i * 7 % 5)} for i in range(40)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    data = opened(path, on_bad_row="skip")
+    if change == "from a stream":
+        data.sources[0] = Flow(texts)
+    before, batcher = data.fingerprints(), Batcher(data.samples(), Cutter(BYTES, 30), 4)
+    batch = None
+    for _ in range(stop):
+        batch = batcher.next()
+    assert batch is not None
+    write_rows(path, {"fewer": texts[:2], "more": texts * 3, "shorter": [{"text": "abc."}] * 40}.get(change, texts))
+    data = opened(path)
+    if change == "a stream":
+        data.sources[0] = Flow(texts)
+    batcher = Batcher(data.samples(), Cutter(BYTES, 30), 4)
+    batcher.restore(data.carry_over(batch.position, before))
+    pieces = [piece for found in iter(batcher.next, None) for piece in found.pieces]
+    ended = [piece.sample.row for piece in pieces if piece.last]
+    read = batch.position["samples"]["mix"]["readers"][0]
+    first = {"a stream": 0, "from a stream": batch.position["read"]}.get(change, read["offset"])
+    assert sorted(ended) == list(range(first, data.sources[0].n_rows or 40))
+    assert "".join(piece.truth for piece in pieces).count("abc") == sum(data_row["text"].count("abc") for data_row in _rows_of(data)[first:])
+
+
+def _rows_of(data: StageData) -> list[dict]:
+    source = data.sources[0]
+    return source.all if isinstance(source, Flow) else [source[i] for i in range(source.n_rows)]
 
 
 # --- whole runs
