@@ -24,6 +24,7 @@ class Fault:
     headers: dict = field(default_factory=dict)
     delay: float = 0.0  # seconds before the answer
     cut: int | None = None  # bytes of the body after which the connection ends; the whole body has been announced
+    short: int = 0  # bytes that are left out at the end of the body, and of the length that is announced
     body: bytes | None = None  # given instead, as a web page
     times: int | None = 1
     method: str | None = None
@@ -198,6 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes, headers: dict) -> None:
         cut = self._fault.cut if self._fault else None
+        body = body[:len(body) - self._fault.short] if self._fault else body
         self.send_response(status)
         for name, value in {**headers, "Content-Length": len(body)}.items():
             self.send_header(name, str(value))

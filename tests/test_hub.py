@@ -155,7 +155,7 @@ def in_memory(form: str, parts: list[list[dict]], group: int, folder: Path) -> S
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5), group=st.integers(1, 40), form=st.sampled_from(["parquet", "lines"]),
-       part=st.integers(1, 300), buffer=st.integers(1, 50), stop=st.integers(0, 250), held_out=st.sampled_from([0.0, 0.3]), shuffle=st.booleans())
+       part=st.integers(1, 40), buffer=st.integers(1, 50), stop=st.integers(0, 250), held_out=st.sampled_from([0.0, 0.3]), shuffle=st.booleans())
 def test_epochs_over_shards_are_a_plain_lists_and_a_position_is_exact(tmp_path_factory, sizes, group, form, part, buffer, stop, held_out, shuffle):
     folder = tmp_path_factory.mktemp("shards")
     rows = [{"text": f"row {i}", "n": i} for i in range(sum(sizes))]
@@ -215,7 +215,8 @@ def test_going_on_costs_the_same_wherever_it_is(tmp_path, form, monkeypatch):
 
 
 FAULTS = {"status 500": {"status": 500}, "status 503": {"status": 503, "times": 3}, "a limit": {"status": 429, "headers": {"Retry-After": "0"}},
-          "a cut": {"cut": 7}, "a web page": {"body": b"<html>please log in"}, "a slow answer": {"delay": 1.2}}
+          "a cut": {"cut": 7}, "a web page": {"body": b"<html>please log in"}, "a slow answer": {"delay": 1.2},
+          "too few bytes": {"short": 5}}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -223,12 +224,12 @@ FAULTS = {"status 500": {"status": 500}, "status 503": {"status": 503, "times": 
 def test_no_fault_that_passes_loses_or_repeats_a_row(server, tmp_path, said, monkeypatch, form, fault):
     import huggingface_hub
 
-    if form in ("csv", "packed") and fault == "a web page":
+    if form in ("csv", "packed") and fault in ("a web page", "too few bytes"):
         pytest.skip("the library takes it for data")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.4)
     source = opened(f"o/{form}", tmp_path)
     stream, rows = source.open(), []
-    for place in (0, 70):
+    for place in (0, 60, 61):  # the second and third file begin there
         while len(rows) < place:
             rows.append(next(stream))
         server.fault("resolve", **FAULTS[fault])
@@ -236,7 +237,7 @@ def test_no_fault_that_passes_loses_or_repeats_a_row(server, tmp_path, said, mon
     assert said
     assert all(line.startswith(f"source o/{form}: the hub does not answer (") and line.endswith(" s; the position is kept") for line in said)
     if fault == "status 503" and form in ("parquet", "lines"):
-        assert len(said) in (3, 6)
+        assert len(said) % 3 == 0
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
