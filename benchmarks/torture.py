@@ -202,12 +202,14 @@ def disks(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Ite
                         file.write(bytes(4096))
                         file.flush()
             else:
-                subprocess.run(["mount", "-o", "remount,ro", str(place)], check=False)
+                subprocess.run(["mount", "--bind", str(place), str(place)], check=True)  # a second face of it, that may not be written
+                subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
             output = process.communicate(timeout=900)[0]
             row.codes[process.returncode] += 1
             warnings = [line for line in output.splitlines() if "could not be written" in line]
             row.message = f"{len(warnings)} warnings: {warnings[0] if warnings else output.splitlines()[-1]}"
-            subprocess.run(["mount", "-o", "remount,rw", str(place)], check=True)
+            if what == "read-only":
+                subprocess.run(["umount", str(place)], check=True)
             (place / "filler").unlink(missing_ok=True)
             kept = whole(out)
             torture.finish(out, row)

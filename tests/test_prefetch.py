@@ -25,7 +25,7 @@ from lmplay.data.samples import Sample, choose_reading
 from lmplay.data.sources import IndexedSource
 from lmplay.data.stream import Length, SampleStream
 from lmplay.data.workers import Workers
-from lmplay.engine import stagework
+from lmplay.engine import report, stagework
 from lmplay.errors import TrainingError, UserError
 from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.train.__main__ import main
@@ -284,6 +284,20 @@ def test_a_damaged_row_ends_a_run_with_one_line_and_the_state_saved(tmp_path, mo
     assert "rows.jsonl, line 59: not valid JSON" in line
     assert load(tmp_path / "out_gpt" / "gpt2ish_model.lmp")["runner"]["state"]["stats"]["total_train_samples"] == 57  # 19 batches of 3
     assert not threads()
+
+
+@pytest.mark.parametrize("length", [{"samples": 40}, {"tokens": 4000}], ids=str)
+def test_the_progress_says_how_much_time_is_left(tmp_path, monkeypatch, capsys, length):
+    monkeypatch.setattr(report, "_PLAIN_SECONDS", 0.0)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2)}] * 60)
+    plan = write_plan(tmp_path, {"one": {"dataset": str(tmp_path / "rows.jsonl"), "validation": 0, **length}})
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--batch-size", "8"]) == 0
+    first, *lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("one: ")]
+    assert "left" not in first  # one step says nothing yet
+    assert len(lines) > 5
+    assert all(re.search(r"\d:\d\d:\d\d left$", line) for line in lines)
+    assert "(100%)" in lines[-1]
+    assert lines[-1].endswith("0:00:00 left")
 
 
 def children(pid):
