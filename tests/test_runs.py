@@ -222,7 +222,8 @@ def test_rows_that_are_no_text_are_counted_and_shown(corpus, capsys):
     write_rows(corpus / "mixed.jsonl", [{"text": sentences(2)}, {"text": None}, {"text": 5}, {"text": "  "}] * 10)
     write_plan(corpus, {"one": {"dataset": "mixed.jsonl", "validation": 0}})
     text = train(capsys, "--training-plan", "plan.json")
-    assert "30 rows skipped: 10 empty, 10 not text, 10 null" in text
+    for reason in ("empty", "not text", "null"):
+        assert f"10 rows skipped: {reason}" in text
 
 
 def test_a_stage_ends_early_when_validation_gets_no_better(corpus, capsys):

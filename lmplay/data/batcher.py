@@ -107,7 +107,8 @@ class Batcher:
         self._batch_size = batch_size
         self._most_tokens = most_tokens
         self._halted = halted
-        self._read = self._tokens = self._empty = 0
+        self._read = self._tokens = 0
+        self.empty = 0  # samples without a token, read since the last batch
         self._waiting: list[_Waiting] = []
         self._reached: dict[str, Any] = {}
         self._progress: float | None = None
@@ -136,7 +137,7 @@ class Batcher:
             return None
         broken = sum(waiting.placed > 0 for waiting in self._waiting)
         progress = self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
-        empty, self._empty = self._empty, 0
+        empty, self.empty = self.empty, 0
         return Batch(pieces, self.state(), broken, progress, empty)
 
     def state(self) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class Batcher:
             if read.ordinal in placed:
                 read.placed = placed[read.ordinal]
                 self._waiting.append(read)
-        self._empty = 0
+        self.empty = 0
 
     def _start(self) -> None:
         """Begin to read from where the samples are."""
@@ -184,7 +185,7 @@ class Batcher:
             return None
         pieces, after = read
         waiting = _Waiting(self._read, self._reached, self._tokens, pieces)
-        self._empty += not pieces
+        self.empty += not pieces
         self._reached, self._progress = after
         self._read += 1
         self._tokens += sum([piece.n_truth for piece in pieces])

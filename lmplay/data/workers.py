@@ -194,7 +194,7 @@ def _receive(stream: IO[bytes], inbox: SimpleQueue[Any]) -> None:
     while True:
         try:
             inbox.put(pickle.load(stream))
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):  # the end, or killed in the middle of a message
             os._exit(0)
         except BaseException:
             traceback.print_exc()

@@ -44,12 +44,17 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces; `reached` is the position of the samples then."""
+    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces.
+
+    `reached` is the position of the samples then; `empty` counts the samples after the last batch that have no token.
+    """
 
     batch: Batch | None
     size: int
     mini_batches: list[MiniBatch]
     reached: dict[str, Any]
+    empty: int = 0
+
 
 Done = TypeVar("Done")
 
@@ -150,6 +155,8 @@ class StageWork:
         fresh = self.data.validation_samples() if self.has_validation else None
         if fresh is not None and not self._judge(self._take_final(fresh), final=True):
             return False
+        for stats in (self.run.runner.stats, self.stats):
+            stats.totals["no_tokens"] += self._prepared.empty if self._prepared is not None else 0
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = self.state.validation_position = None
@@ -194,7 +201,7 @@ class StageWork:
             while (batch := batcher.next()) is not None:
                 size = min(self.mini_batch_size, len(batch.pieces))
                 yield _Prepared(batch, size, self._collate(batch, size), batcher.reached)
-            yield _Prepared(None, 0, [], batcher.reached)
+            yield _Prepared(None, 0, [], batcher.reached, batcher.empty)
 
     def _mini_batches(self, batch: Batch, size: int) -> list[MiniBatch]:
         """Give a batch's mini-batches of up to `size` pieces: those made with it, if it is the batch at hand and was made for this size."""
