@@ -26,17 +26,42 @@ def save(path: Path, components: Sequence[Component], stage: str | None) -> None
     :param stage: the stage whose newest state this is: NAME.STAGE.lmp.
     :raises OSError: when it cannot be written; the file that was there is untouched.
     """
-    content: dict[str, Any] = {"format": FORMAT, "versions": {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}}
-    content |= {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
-    write_atomic(path, lambda file: _write(content, file))
+    write(path, content_of(components))
     if stage is not None:
         link_atomic(path, stage_file(path, stage))
 
 
-def load(path: Path) -> dict[str, Any]:
+def content_of(components: Sequence[Component]) -> dict[str, Any]:
+    """Give what a file holds of components; the tensors are theirs, not copies."""
+    content: dict[str, Any] = {"format": FORMAT, "versions": versions()}
+    return content | {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint file; OSError when it cannot be written, the file that was there is then untouched."""
+    write_atomic(path, lambda file: _write(content, file))
+
+
+def versions() -> dict[str, str]:
+    """Say what writes a checkpoint."""
+    return {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def save_weights(path: Path, model: dict[str, Any]) -> None:
+    """Write the model alone: neither optimizer nor history.
+
+    :param path: the file.
+    :param model: the model component, as a checkpoint has it.
+    :raises OSError: when it cannot be written.
+    """
+    write(path, {"format": FORMAT, "versions": versions(), "model": model})
+
+
+def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
     """Read a checkpoint; nothing in it is executed.
 
     :param path: the file.
+    :param parts: the components that must be in it.
     :return: its content, tensors on the CPU.
     :raises UserError: when it cannot be read, is damaged, no checkpoint of ours, or of a version that is not known.
     """
@@ -49,7 +74,9 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {keep}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise UserError(f"model {path}: not a checkpoint of lmplay. {keep}")
-    if content["format"] != FORMAT or not all(name in content for name in COMPONENTS):
+    if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
+        raise UserError(f"model {path}: holds weights only, so no run can go on from it; --initial-model {path} starts a new one with them.")
+    if content["format"] != FORMAT or not all(name in content for name in parts):
         raise UserError(f"model {path}: has format {content['format']}, and this lmplay ({__version__}) reads format {FORMAT}. {keep}")
     return content
 

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
 from . import checkpoint
+from .best import BestState
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .drift import changes, foreign_sizes
 from .interrupt import Interrupt
+from .origin import choose_state, set_history_aside, step_back
 from .report import Report
 from .runtime import Runtime, seed_everything
+from .weights import check_target, save_weights
 
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
@@ -47,6 +52,9 @@ class Run:
     stage_data: dict[str, StageData]
     report: Report
     interrupt: Interrupt
+    changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
+    began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
+    best: BestState = field(default_factory=BestState)
 
     @property
     def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:
@@ -83,7 +91,9 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
     runtime = Runtime(settings)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    source = choose_state(settings, path)
+    check_target(settings, path)
+    stored = checkpoint.load(source) if source is not None else None
     if stored is not None:
         settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
     model_plan = plan_model(settings, plan, path, stored)
@@ -93,7 +103,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
         if curriculum.is_done:
-            report.already_done(path, plan)
+            report.already_done(source or path, plan)
+            report.weights(save_weights(settings, stored["model"]))
             return None
     stages = [stage for stage, _ in curriculum.remaining()]
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
@@ -113,7 +124,11 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
               LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt)
     if stored is not None:
         _restore(run, stored)
-    _prepare_folders(run)
+        run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
+    else:
+        run.changes = foreign_sizes(settings, plan)
+    interrupt.at_work = True  # from here on files change
+    _prepare_folders(run, source)
     return run
 
 
@@ -130,7 +145,7 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     source = path
     if stored is None and settings.initial_model is not None:
         source = Path(settings.initial_model).expanduser()
-        stored = checkpoint.load(source)
+        stored = checkpoint.load(source, ("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         args, chosen = settings.model_args(plan, experiment.settings)
@@ -240,15 +255,19 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
     totals = run.runner.stats.totals
+    run.began_at = totals.copy()
     run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
 
 
-def _prepare_folders(run: Run) -> None:
-    """Make the folders, set an old file aside if asked to, and write the settings beside the statistics."""
+def _prepare_folders(run: Run, source: Path | None) -> None:
+    """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics."""
     folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
     make_folder(run.path.parent, "output folder")
     if run.settings.reset_history and run.path.exists():
-        run.report.say(f"kept the old model as {checkpoint.set_aside(run.path, [state.name for state in run.curriculum.states])}")
+        run.report.say(f"kept the old model as {set_history_aside(run.path, folder, run.curriculum.plan)}")
+    elif source is not None and source != run.path:
+        kept = step_back(run.path, source, [stage.name for stage, _ in run.curriculum.remaining()])
+        run.report.say(f"goes on from {source}" + (f"; kept the newest state as {kept}" if kept else ""))
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}

@@ -78,12 +78,19 @@ class StageWork:
         self.state.position = batch.position
         return result
 
-    def validate(self) -> None:
-        """Judge the model by the next held-out samples, round and round."""
+    def validate(self) -> bool:
+        """Judge the model by the next held-out samples, round and round.
+
+        :return: whether it was the best validation of this stage. When a request to stop came in between it is still due: the run that goes on does it.
+        """
+        lowest = self.state.lowest_loss
         if self._validation is not None:
             samples = self._take(self._validation, self.settings.validation_samples)
+            if not self._judge(samples, final=False):
+                return False
             self.state.validation_position = self._validation.state()
-            self._judge(samples, final=False)
+        self.state.validation_due = False
+        return self.state.lowest_loss != lowest
 
     def finish(self) -> bool:
         """End the stage: the longer validation, and what the next stage must not go on with.
@@ -151,10 +158,10 @@ class StageWork:
         return list(islice(iter(stream.next, None), count if most is None else min(count, most)))
 
     def _judge(self, samples: list[Sample], final: bool) -> bool:
-        """Validate by samples, and take note of it; False when a request to stop came in between (only the final one hears it)."""
+        """Validate by samples, and take note of it; False when a request to stop came in between, and nothing has changed then."""
         run = self.run
         judged = evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, run.settings.first_mini_batch,
-                          run.interrupt.requested if final else lambda: False)
+                          run.interrupt.requested)
         if judged is None:
             return False
         sums, example = judged
@@ -166,6 +173,8 @@ class StageWork:
         run.report.validation(sums, example, final)
         if final:
             return True
+        if self.state.lowest_loss is None or loss < self.state.lowest_loss:
+            self.state.lowest_loss, self.state.lowest_samples = loss, run.runner.samples
         if self.state.best_loss is None or loss < self.state.best_loss - self.settings.min_delta:
             self.state.best_loss, self.state.stale = loss, 0
         else:

@@ -246,8 +246,8 @@ def _build_parser() -> _Parser:
     """Make the parser from the table."""
     parser = _Parser(prog="lmp_trainer", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Pretrain a language model from a plan.\n\nWithout network: lmp_trainer --training-plan quickstart",
-                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM with the\n"
-                            "state saved, 2 bad input, 1 training failed.")
+                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM, 75 by a\n"
+                            "limit or SIGUSR2 (all with the state saved: run it again), 2 bad input, 1 training failed.")
     groups = {name: parser.add_argument_group(name) for name in (_M, _P, _T, _O, _D, _R)}
     defaults = Settings()
     for flag in FLAGS:
