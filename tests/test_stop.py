@@ -52,14 +52,15 @@ def test_at_work_a_signal_is_noted_and_before_it_ends_the_run(number, code):
 def test_a_second_signal_ends_the_run_but_not_one_that_comes_twice(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("lmplay.engine.interrupt.time.monotonic", lambda: clock[0])
-    with pytest.raises(Stopped) as stopped, Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         interrupt.at_work = True
         signal.raise_signal(signal.SIGINT)
         clock[0] += 0.1
         signal.raise_signal(signal.SIGINT)
         assert interrupt.requested()
         clock[0] += 1
-        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGTERM)
     assert stopped.value.exit_code == 143
 
 
@@ -127,7 +128,7 @@ def test_the_end_of_the_slurm_job_is_a_time_limit(monkeypatch):
 
 
 def test_a_time_limit_that_passes_in_start_up_ends_it():
-    with pytest.raises(Stopped) as stopped, Interrupt() as interrupt:
+    with Interrupt() as interrupt, pytest.raises(Stopped) as stopped:  # noqa: PT012
         interrupt.limit("00:00:01")
         time.sleep(5)
     assert stopped.value.exit_code == 75

@@ -35,12 +35,16 @@ class BestState:
         :param early_stopping: whether it may end early.
         :raises OSError: when it cannot be written; the next save tries again.
         """
-        if self._content is None:
+        content, self._content = self._content, None  # taken first: a better one may come while this is written
+        if content is None:
             return
-        checkpoint.write(best_file(path), self._content)
-        if early_stopping:
-            link_atomic(best_file(path), best_file(path, stage))
-        self._content = None
+        try:
+            checkpoint.write(best_file(path), content)
+            if early_stopping:
+                link_atomic(best_file(path), best_file(path, stage))
+        except OSError:
+            self._content = self._content or content
+            raise
 
 
 def best_file(path: Path, stage: str | None = None) -> Path:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
-from ..errors import LmplayError, TrainingError
+from ..errors import LmplayError, TrainingError, Unavailable
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
 from . import checkpoint
@@ -108,11 +108,16 @@ def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
 
 
 def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
-    """Do the validation that is due, if one is, and keep the best state."""
-    if work.state.validation_due:
-        with recorder.pause():
+    """Do the validation that is due, if one is, and keep the best state; if its data has gone away, save: the run that goes on does it."""
+    if not work.state.validation_due:
+        return
+    with recorder.pause():
+        try:
             if work.validate():
                 run.best.keep(run.components)
+        except Unavailable:
+            save(run, work.stage.name)
+            raise
 
 
 def _mind_limits(run: Run) -> None:
