@@ -145,14 +145,17 @@ def test_a_run_that_is_deep_in_a_library_is_ended_by_force(at_work):
                f"with Interrupt() as interrupt:\n    interrupt.at_work = {at_work}\n    threading.Timer(1, print, ['here'], {{'flush': True}}).start()\n"
                "    hashlib.pbkdf2_hmac('sha256', b'', b'', 1_000_000_000)")
     run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    run.stdout.readline()
-    run.send_signal(signal.SIGTERM)
-    if at_work:
-        time.sleep(1)
-        assert run.poll() is None  # the first is only noted
+    try:
+        run.stdout.readline()
         run.send_signal(signal.SIGTERM)
-    assert run.wait(timeout=60) == 143
-    assert "by force" in run.stderr.read()
+        if at_work:
+            time.sleep(1)
+            assert run.poll() is None  # the first is only noted
+            run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=60) == 143
+        assert "by force" in run.stderr.read()
+    finally:
+        run.kill()
 
 
 # --- whole runs in this process
@@ -304,3 +307,15 @@ def test_reset_history_takes_the_statistics_and_the_old_stages_along(corpus, cap
     assert {"gpt2ish_model.old-1.one.lmp", "gpt2ish_model.old-1.two.lmp", "gpt2ish_model.old-1.best.lmp", "gpt2ish_model_other_train_stats.json"} <= names
     assert not names & {"gpt2ish_model.one.lmp", "gpt2ish_model_step_one_train_stats.json"}
     assert Path("out_gpt/gpt2ish_model.old-1/gpt2ish_model_step_one_train_stats.json").read_bytes() == old
+
+
+def test_an_earlier_state_is_the_newest_at_once(tmp_path):
+    """Killed before its first save, a run that went back must not go on from what it left."""
+    from lmplay.engine.origin import step_back
+
+    for name in ("m.lmp", "m.best.lmp", "m.one.lmp", "m.two.lmp"):
+        (tmp_path / name).write_text(name)
+    assert step_back(tmp_path / "m.lmp", tmp_path / "m.best.lmp", ["two"]) == tmp_path / "m.old-1.lmp"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "m.lmp": "m.best.lmp", "m.best.lmp": "m.best.lmp", "m.one.lmp": "m.one.lmp", "m.two.lmp": "m.two.lmp",
+        "m.old-1.lmp": "m.lmp", "m.old-1.best.lmp": "m.best.lmp", "m.old-1.two.lmp": "m.two.lmp"}
