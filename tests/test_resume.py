@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, write_plan, write_rows
+from helpers import ENVIRONMENT, TINY, compare_runs, differences, load, sentences, write_plan, write_rows
 
 from lmplay.data.sources import Stream, StreamedSource
 from lmplay.train.__main__ import main
@@ -255,8 +255,8 @@ def test_an_extra_save_changes_nothing(untouched, here, tmp_path, capsys, monkey
 
 
 @pytest.mark.slow
-def test_the_best_state_is_that_of_the_lowest_validation(untouched):
-    """Against the statistics: the best file was written at the lowest of the validations, the longer one that ends the stage aside."""
+def test_the_best_state_is_that_of_the_lowest_validation(untouched, here, tmp_path, capsys):
+    """Against the statistics, the longer validation that ends the stage aside, and against a run that was stopped there."""
     out, _ = untouched
     best = load(out / "gpt2ish_model.book.best.lmp")
     assert (out / "gpt2ish_model.best.lmp").samefile(out / "gpt2ish_model.book.best.lmp")
@@ -266,3 +266,7 @@ def test_the_best_state_is_that_of_the_lowest_validation(untouched):
     # The last row is that of the final validation, or holds it together with a regular one at the same step.
     assert min(*regular, (state["lowest_loss"], state["lowest_samples"])) == (state["lowest_loss"], state["lowest_samples"])
     assert best["runner"]["state"]["stats"]["total_train_samples"] == state["lowest_samples"]
+    assert here("--max-samples-this-run", str(state["lowest_samples"])) == 75
+    there = load(tmp_path / "out" / "gpt2ish_model.lmp")
+    assert not [line for part in ("model", "optimizers", "lr_schedulers", "runner", "curriculum")
+                for line in differences(best[part]["state"], there[part]["state"], f".{part}")]
