@@ -20,7 +20,7 @@ DEFAULTS = {
     "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "weight_decay": None,
     "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
     "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
-    "keep": 2, "on_nonfinite": "stop",
+    "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
     "describe": False, "inspect": None, "check_plan": False, "show_samples": 0, "show_batch": None, "json": False,
 }
 

@@ -63,6 +63,16 @@ def write(path: Path, content: dict[str, Any], before_rename: Callable[[], None]
     write_atomic(path, lambda file: _write(content, file, cancelled), before_rename)
 
 
+def save_weights(path: Path, model: dict[str, Any]) -> None:
+    """Write the model alone: neither optimizer nor history.
+
+    :param path: the file.
+    :param model: the model component, as a checkpoint has it.
+    :raises OSError: when it cannot be written.
+    """
+    write(path, {"format": FORMAT, "versions": versions(), "model": model})
+
+
 def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
     """Read a checkpoint; nothing in it is executed.
 
@@ -74,6 +84,8 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
     """
     keep = "It is left as it is; choose another --model, or --reset-history to start anew beside it."
     content = read(path, keep)
+    if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
+        raise UserError(f"model {path}: holds weights only, so no run can go on from it; --initial-model {path} starts a new one with them.")
     if content["format"] != FORMAT or not all(name in content for name in parts):
         missing = ", ".join(name for name in parts if name not in content)
         raise UserError(f"model {path}: has format {content['format']}{f' without {missing}' if missing else ''}, and this lmplay ({__version__}) reads "

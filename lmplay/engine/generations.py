@@ -83,7 +83,7 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
     if not path.exists():
         say(f"WARNING: {path} is missing.")
     for other, fault in found.damaged:
-        aside = _free_name(path, "damaged")
+        aside = free_name(path, "damaged")
         other.rename(aside)
         say(f"WARNING: {fault.split('. ')[0]}. It is kept as {aside.name}.")
     link_atomic(found.path, path)
@@ -101,7 +101,7 @@ def set_aside(path: Path, stages: Sequence[str]) -> Path:
     :param stages: the stages of which there may be files.
     :return: the new name, NAME.old-1.lmp or the first number that is free.
     """
-    new = _free_name(path, "old")
+    new = free_name(path, "old")
     for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: killed in between, this is done again
         name = new if other == path else new.with_name(new.stem + other.name.removeprefix(path.stem))
         other.rename(name)
@@ -150,6 +150,11 @@ def previous(path: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), other) for match, other in found if match))
 
 
+def free_name(path: Path, why: str) -> Path:
+    """Give the first of NAME.why-1.lmp, NAME.why-2.lmp … that is free."""
+    return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
+
+
 def size_of(content: dict[str, Any]) -> int:
     """Estimate the bytes that a file of nested values takes: those of the tensors (memory that two share once), 9 a number in a list, and something more."""
     tensors: dict[int, int] = {}
@@ -189,11 +194,6 @@ def _move_back(path: Path, keep: int) -> None:
 def _previous_file(path: Path, number: int) -> Path:
     """Name an older state."""
     return stage_file(path, f"prev-{number}")
-
-
-def _free_name(path: Path, why: str) -> Path:
-    """Find the first of NAME.why-1.lmp, NAME.why-2.lmp … that is free."""
-    return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
 
 
 def _samples_in_statistics(path: Path, out_dir: Path) -> int | None:

@@ -1,22 +1,44 @@
-"""Stopping on request: Ctrl+C and SIGTERM.  Engine floor, no torch.
+"""Stopping on request: signals, a time limit, or a number of steps.  Engine floor, no torch.
 
-While the run is at work the first request only sets a flag, so that it stops between two mini-batches and saves; the second, or any
-before the work begins, ends it at once.
+While the run is at work the first request is only noted, so that it stops between two mini-batches and saves; the second ends it at once, as does
+any request where there is nothing to save: before the work begins, and while the run waits for something outside (:meth:`Interrupt.at_once`).
 """
 from __future__ import annotations
 
+import math
+import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+from ..errors import UserError
+
+# The state is saved, and the same command is to be run again (EX_TEMPFAIL of sysexits.h).
+AGAIN = 75
+# What a request to stop comes as; Windows has the first two only. The alarm is our own: the time limit.
+EXIT_CODES = {getattr(signal, name): code for name, code in
+              {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": AGAIN, "SIGALRM": AGAIN}.items() if hasattr(signal, name)}
+_NAMES = {"SIGINT": "Ctrl+C", "SIGHUP": "the terminal was closed", "SIGALRM": "--time-limit"}
+_SAVE, _ALARM, _HANG_UP = (getattr(signal, name, None) for name in ("SIGUSR1", "SIGALRM", "SIGHUP"))
+# Seconds in which a request that comes twice is one: a program around this one passes on what the terminal has already sent.
+_SAME_SECONDS = 0.5
+# Seconds after which a run that was told to end at once, and is deep in a library, is ended by force.
+_FORCE_SECONDS = 1.5
+# Seconds that the time limit leaves for the end of the process, beside the save.
+_MARGIN_SECONDS = 5.0
+_IMPORTED = time.monotonic()
 
 
 class Stopped(BaseException):
     """A request to end at once; not an Exception, so that no handler of errors takes it for one."""
 
-    def __init__(self, exit_code: int):
+    def __init__(self, exit_code: int, at_work: bool):
         super().__init__(exit_code)
         self.exit_code = exit_code
+        self.at_work = at_work
 
 
 class Interrupt:
@@ -24,23 +46,135 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
+        self.reason = ""
         self.at_work = False
+        self.deadline = math.inf  # on the monotonic clock
+        self.save_seconds = self.step_seconds = 0.0  # what a save and a step take, as far as is known
+        self._nothing_to_save = self._save_wanted = self._ending = False
+        self._asked = 0.0
+        self._closed = threading.Event()
 
     def __enter__(self) -> Interrupt:
-        self._before = {number: signal.signal(number, self._take) for number in EXIT_CODES}
+        # What ignores the end of its terminal (nohup) goes on ignoring it.
+        taken = [number for number in (*EXIT_CODES, _SAVE) if number is not None and not (number == _HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
+        self._before = {number: signal.signal(number, self._take) for number in taken}
+        if os.name != "nt":
+            self._inbox, self._outbox = os.pipe()
+            os.set_blocking(self._outbox, False)
+            self._wakeup_before = signal.set_wakeup_fd(self._outbox, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._closed.set()
+        if os.name != "nt":
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.set_wakeup_fd(self._wakeup_before)
+            os.close(self._outbox)  # which ends the watch
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Tell whether somebody has asked to stop."""
+        """Tell whether it is time to stop and save: somebody has asked, or the time limit would pass."""
+        if self.exit_code is None and time.monotonic() > self._latest():
+            self.request(AGAIN, "--time-limit")
         return self.exit_code is not None
+
+    def request(self, exit_code: int, reason: str) -> None:
+        """Ask to stop between two mini-batches.
+
+        :param exit_code: what the process shall end with.
+        :param reason: for the summary.
+        """
+        self.exit_code, self.reason, self._asked = exit_code, reason, time.monotonic()
+
+    def take_save(self) -> bool:
+        """Tell whether somebody has asked for a save (SIGUSR1), once a request."""
+        wanted, self._save_wanted = self._save_wanted, False
+        return wanted
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Do something that may take long and changes nothing that a save would keep: a request ends it.
+
+        :raises Stopped: on a request.
+        """
+        self._nothing_to_save = True
+        try:
+            if self.requested():
+                raise Stopped(self.exit_code or AGAIN, self.at_work)
+            self._set_alarm()
+            yield
+        finally:
+            self._nothing_to_save = False
+
+    def limit(self, time_limit: str) -> None:
+        """Set the time limit; in start-up an alarm ends the run when it has passed.
+
+        :param time_limit: HH:MM:SS since the start of the process, or `auto`: the end of the SLURM job.
+        :raises UserError: when there is no such end.
+        """
+        if time_limit == "auto":
+            end = os.environ.get("SLURM_JOB_END_TIME", "")
+            if not end.isdigit():
+                raise UserError("--time-limit auto: SLURM_JOB_END_TIME is not set, so this is no SLURM job with a time limit; give HH:MM:SS.")
+            self.deadline = time.monotonic() + int(end) - time.time()
+        else:
+            hours, minutes, seconds = map(int, time_limit.split(":"))
+            self.deadline = process_started() + 3600 * hours + 60 * minutes + seconds
+        self._set_alarm()
+
+    def _latest(self) -> float:
+        """Work out when to stop, so that the save is done before the time limit: half as long again as it has taken, and some steps."""
+        return self.deadline - 1.5 * self.save_seconds - 3 * self.step_seconds - _MARGIN_SECONDS
+
+    def _set_alarm(self) -> None:
+        """Let a signal come at the time limit, for what asks nobody meanwhile."""
+        if self.deadline < math.inf and hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, max(self._latest() - time.monotonic(), 0.001))
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """Take a signal."""
-        again = self.requested()
-        self.exit_code = EXIT_CODES[signal.Signals(number)]
-        if again or not self.at_work:
-            raise Stopped(self.exit_code)
+        if number == _SAVE:
+            self._save_wanted = True
+            return
+        before, code = self.exit_code, EXIT_CODES[signal.Signals(number)]
+        if before is not None and number == _ALARM:
+            return  # on its way out already
+        if before is not None and not self._nothing_to_save and time.monotonic() - self._asked < _SAME_SECONDS:
+            return
+        name = signal.Signals(number).name
+        self.request(code, _NAMES.get(name, name))
+        if before is not None or self._nothing_to_save or not self.at_work:
+            self._ending = before is not None or not self.at_work
+            raise Stopped(code, self.at_work)
+
+    def _watch(self) -> None:
+        """End the process by force when it has been told to end at once and does not: Python hears signals between its own instructions only."""
+        first: float | None = None
+        while numbers := os.read(self._inbox, 64):
+            for number in numbers:
+                if number not in EXIT_CODES or (number == _ALARM and self.at_work):
+                    continue
+                again = first is not None and time.monotonic() - first > _SAME_SECONDS
+                first = time.monotonic() if first is None else first
+                if not again and self.at_work:
+                    continue
+                if not self._closed.wait(_FORCE_SECONDS) and (again or self._ending or self.exit_code is None):
+                    os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
+                    os._exit(EXIT_CODES[signal.Signals(number)])
+        os.close(self._inbox)
+
+
+def process_started() -> float:
+    """Give the time, on the monotonic clock, at which this process started; where the system does not tell, that of the first import.
+
+    :return: seconds; see proc(5) for the 22nd field of `stat`, in ticks since the system booted.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return _IMPORTED
+    return min(time.monotonic() - age, _IMPORTED)

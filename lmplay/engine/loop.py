@@ -5,6 +5,7 @@ Read this file first: :func:`train` is the program.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,15 @@ from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
-from ..errors import LmplayError, TrainingError, Unavailable
+from ..errors import LmplayError, TrainingError, Unavailable, UserError
+from ..plan.curriculum import StageState
+from ..plan.schema import Stage
 from . import checkpoint, generations
+from .interrupt import AGAIN, Stopped
 from .record import Recorder, try_to_write_stats
 from .run import Run
 from .stagework import StageWork
+from .weights import save_weights
 
 
 def train(run: Run) -> int:
@@ -30,31 +35,34 @@ def train(run: Run) -> int:
     saving, validating = Every(run.settings.save_interval), Every(run.settings.validation_interval)
     run.report.banner(run)
     for stage, state in run.curriculum.remaining():
-        work = StageWork(run, stage, state)
+        work = _start(run, stage, state)
+        if work is None:
+            return _end(run)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
-        while not work.is_over() and (batch := _next_batch(run, work, recorder, validating)) is not None:
-            before = run.runner.samples
+        _validate(run, work, recorder)  # if the run was stopped in it
+        while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
+            before, started = run.runner.samples, time.monotonic()
             result = work.step(batch)
             if result is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, result)
-            # What is due after a step is done before a request to stop is heard: the run that goes on would not do it.
-            if validating.due(before, run.runner.samples):
-                with recorder.pause():
-                    work.validate()
-            if saving.due(before, run.runner.samples):
-                with recorder.pause():
-                    save(run, stage.name)
+            run.interrupt.step_seconds = time.monotonic() - started
+            state.validation_due = validating.due(before, run.runner.samples)
+            _validate(run, work, recorder)
+            _mind_limits(run)
             if run.interrupt.requested():
                 break
+            if run.interrupt.take_save() or saving.due(before, run.runner.samples):
+                with recorder.pause():
+                    save(run, stage.name)
         recorder.flush()
         if run.interrupt.requested() or not _finish(run, work):
             return _stop(run, stage.name)
-        if not save(run, stage.name, wait=True) and run.curriculum.is_done:
-            _insist(False)
+        saved = save(run, stage.name, wait=True)
+        _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
         run.report.end_stage(run, work)
-    run.report.done(run)
+    run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
     return 0
 
 
@@ -81,43 +89,83 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
 
     :param run: as it was when the content was copied.
     """
+    started = time.monotonic()
     try_to_write_stats(run)
     try:
+        run.best.write(run.path, stage, run.stage_settings[stage].patience is not None, cancelled)
         generations.save(run.path, content, stage, run.settings.keep, cancelled)
     except checkpoint.Cancelled:
         return False
     except OSError as error:
         run.report.save_failed(run.path, error)
         return False
+    run.interrupt.save_seconds = time.monotonic() - started
     run.report.saved(run.path)
     return True
 
 
-def _next_batch(run: Run, work: StageWork, recorder: Recorder, validating: Every) -> Batch | None:
+def _start(run: Run, stage: Stage, state: StageState) -> StageWork | None:
+    """Begin a stage; None on a request to stop: all that has been done is saved."""
+    try:
+        with run.interrupt.at_once():
+            return StageWork(run, stage, state)
+    except Stopped:
+        return None
+
+
+def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
     """Give the next batch; if the data fails (a damaged row, a hub gone away), save what has been done and let the error go on."""
     try:
-        batch = work.next_batch()
-        if batch is not None and validating.due(run.runner.samples, run.runner.samples + len(batch.samples)):
-            work.fetch_validation()  # now: failing after the step it would be too late to save, as the run that goes on would not validate
-        return batch
+        with run.interrupt.at_once():
+            return work.next_batch()
+    except Stopped:
+        return None  # the position is that after the last step, however far the reading has gone
     except LmplayError:
         recorder.flush()
         save(run, work.stage.name, wait=True)
         raise
 
 
+def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
+    """Do the validation that is due, if one is, and keep the best state; if its data fails, save: the run that goes on does it."""
+    if not work.state.validation_due:
+        return
+    with recorder.pause():
+        try:
+            if work.validate():
+                run.best.keep(run.components)
+        except (Unavailable, UserError):
+            save(run, work.stage.name, wait=True)
+            raise
+
+
 def _finish(run: Run, work: StageWork) -> bool:
-    """End a stage; if what its last validation reads has gone away, save what has been done and let the error go on."""
+    """End a stage; if the data of its last validation fails, save what has been done and let the error go on."""
     try:
         return work.finish()
-    except Unavailable:
-        save(run, work.stage.name, wait=True)
+    except (Unavailable, UserError):
+        if work.stats.totals["total_train_steps"]:
+            save(run, work.stage.name, wait=True)
         raise
+
+
+def _mind_limits(run: Run) -> None:
+    """Ask to stop when this run has done what it was told to do."""
+    totals, settings = run.runner.stats.totals, run.settings
+    for name, limit, done in (("--max-steps", settings.max_steps, "total_train_steps"),
+                              ("--max-samples-this-run", settings.max_samples_this_run, "total_train_samples")):
+        if 0 < limit <= totals[done] - run.began_at[done]:
+            run.interrupt.request(AGAIN, f"{name} {limit}")
 
 
 def _stop(run: Run, stage: str) -> int:
     """Save and end on request."""
     _insist(save(run, stage, wait=True))
+    return _end(run)
+
+
+def _end(run: Run) -> int:
+    """End on request, with nothing left to save."""
     run.report.stopped(run)
     assert run.interrupt.exit_code is not None
     return run.interrupt.exit_code

@@ -34,8 +34,7 @@ class Report:
         """
         :param command: the command line, to be said again when the run stops.
         """
-        # What starts anew must not be done again by those who go on.
-        self._command = shlex.join(word for word in command if word.replace("_", "-") not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data"))
+        self._command = shlex.join(_to_go_on(command))
         self._bar: Any = None
         self._losses: dict[str, float] = {}  # running means; of all under the empty name, then by source
         self._validation = ""
@@ -66,6 +65,10 @@ class Report:
             self.say(f"stage {number}/{len(run.curriculum.states)}   {stage.name} ({done}): {_length(stage)} of {sources}")
         if run.runner.resumes:
             self.say(f"resumed     at {run.runner.samples:,} samples")
+        if run.changes:
+            self.say("\n  ".join(["since the checkpoint:" if run.runner.resumes else "note:", *run.changes]))
+        if run.settings.time_limit is not None:
+            self.say(f"time limit  in {_duration(run.interrupt.deadline - time.monotonic())}; stops early enough to save")
 
     def start_stage(self, run: Run, work: StageWork) -> None:
         """Say what a stage reads, and start its progress line."""
@@ -128,12 +131,16 @@ class Report:
 
     def end_stage(self, run: Run, work: StageWork) -> None:
         """Close a stage."""
+        from .best import best_file
+
         self._close_bar()
         totals = work.stats.totals
         skipped = f"; {totals['no_tokens']:,} samples without a token" if totals["no_tokens"] else ""
         if totals["skipped_batches"]:
             skipped += f"; {totals['skipped_batches']:,} batches passed over, whose loss or gradient was not finite"
-        stopped = f"; ended early: no better validation for {work.state.stale}" if work.ended_early else ""
+        stopped = (f"; ended early: no better validation for {work.state.stale}; the best state, loss {work.state.lowest_loss:.3f} at "
+                   f"{work.state.lowest_samples:,} samples, is {best_file(run.path, work.stage.name)}, and the next stage goes on from the last"
+                   if work.ended_early else "")
         self.say(f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
                  f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
                  f"{totals['continuations']:,} continuations, "
@@ -157,9 +164,14 @@ class Report:
         self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the file before it is whole. The next save tries again.")
 
     def stopped(self, run: Run) -> None:
-        """Say where a stopped run is, and how to go on."""
+        """Say what a stopped run has done, where it is, and how to go on."""
         self._close_bar()
-        self.say(f"\nstopped at {run.runner.samples:,} samples; the state is saved in {run.path}. To go on:\n  {self._command}")
+        totals, number = run.runner.stats.totals, run.curriculum.number
+        samples, steps = (totals[name] - run.began_at[name] for name in ("total_train_samples", "total_train_steps"))
+        self.say(f"\nstopped ({run.interrupt.reason}) in stage {number + 1}/{len(run.curriculum.states)}, {run.curriculum.states[number].name}, at "
+                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run")
+        self.say(f"the state is saved in {run.path}. To go on:" if run.path.exists() else "nothing to save yet. To start again:")
+        self.say(f"  {self._command + self._undo(run)}")
 
     def unavailable(self, reason: str, saved: bool) -> None:
         """Say that something outside has gone away, and how to go on when it is back; on standard error, as all that ends a run early."""
@@ -167,13 +179,19 @@ class Report:
         state = "The state is saved; to go on when it is back:" if saved else "Nothing has been changed; to try again:"
         print(f"lmp_trainer: {reason}\n{state}\n  {self._command}", file=sys.stderr)
 
-    def done(self, run: Run) -> None:
+    def weights(self, path: Path | None) -> None:
+        """Say where the weights alone are, if they were asked for."""
+        if path is not None:
+            self.say(f"weights     {path}")
+
+    def done(self, run: Run, weights: Path | None) -> None:
         """Say how a finished run ended."""
         stats = run.runner.stats
         self.say(f"\nplan complete: {run.runner.samples:,} samples, {stats.totals['total_train_tokens']:,} tokens in {run.runner.seconds:,.0f} s of training")
         if stats.final is not None:
             floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
             self.say(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
+        self.weights(weights)
         self.say(f"model       {run.path}\nstatistics  {Path(run.settings.out_dir).expanduser()}")
         self.say(f"to plot     lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}")
 
@@ -191,11 +209,35 @@ class Report:
         minutes, seconds = divmod(round((time.monotonic() - at) * (1 - share) / (share - first)), 60)
         return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
 
+    def _undo(self, run: Run) -> str:
+        """Give the flags that undo what a settings file, not the command line, says of starting anew."""
+        settings = run.settings
+        undo = [(settings.reset_history, " --no-reset-history"), (settings.ignore_optimizer, " --no-ignore-optimizer"),
+                (settings.resume != "latest", " --resume latest")]
+        return "".join(flag for wanted, flag in undo if wanted) if "--use-config" in self._command.replace("_", "-") else ""
+
     def _close_bar(self) -> None:
         """Leave the progress line as it is."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _to_go_on(command: list[str]) -> list[str]:
+    """Leave out of a command what starts anew or goes back: it must not be done again by those who go on."""
+    words, value_of = [], ""
+    for word in command:
+        name = word.replace("_", "-").partition("=")[0] if word.startswith("--") else ""
+        if name not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data", "--resume") and value_of != "--resume":
+            words.append(word)
+        value_of = name if "=" not in word else ""
+    return words
+
+
+def _duration(seconds: float) -> str:
+    """Write seconds as h:mm:ss."""
+    minutes, seconds = divmod(max(int(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def _length(stage: Any) -> str:

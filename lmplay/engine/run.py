@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,16 @@ from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
 from . import checkpoint, generations
+from .best import BestState, best_names
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .drift import changes, foreign_sizes
 from .interrupt import Interrupt
 from .lock import Lock
+from .origin import Found, choose_state, set_history_aside, settle
 from .report import Report
 from .runtime import Runtime, seed_everything
 from .saving import Saver
+from .weights import check_target, save_weights
 
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
@@ -51,6 +56,9 @@ class Run:
     report: Report
     interrupt: Interrupt
     lock: Lock
+    changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
+    began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
+    best: BestState = field(default_factory=BestState)
     saver: Saver = field(default_factory=Saver)
     closing: ExitStack = field(default_factory=ExitStack)  # what has to be ended with the run, however it ends
 
@@ -113,7 +121,8 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     if path.parent.is_dir():  # else there is nothing to lock yet
         lock.take()
     runtime = Runtime(settings)
-    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    found = choose_state(settings, path, [stage.name for stage in plan.stages])
+    check_target(settings, path)
     stored = found.content if found is not None else None
     if stored is not None:
         settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
@@ -124,8 +133,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
         if curriculum.is_done:
-            generations.recover(path, found, Path(settings.out_dir).expanduser(), report.say)
-            report.already_done(path, plan)
+            if settings.resume == "latest":
+                settle(settings, path, found, [], report.say)
+            report.already_done(path if found is None or settings.resume == "latest" else found.path, plan)
+            report.weights(save_weights(settings, stored["model"]))
             return None
     stages = [stage for stage, _ in curriculum.remaining()]
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
@@ -145,9 +156,12 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
               LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock)
     if stored is not None:
         _restore(run, stored)
+        run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
+    else:
+        run.changes = foreign_sizes(settings, plan)
     _check_room(run)
-    _prepare_folders(run)
-    generations.recover(path, found, Path(settings.out_dir).expanduser(), report.say)
+    interrupt.at_work = True  # from here on files change
+    _prepare_folders(run, found)
     return run
 
 
@@ -285,6 +299,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
     totals = run.runner.stats.totals
+    run.began_at = totals.copy()
     run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
 
 
@@ -295,18 +310,20 @@ def _check_room(run: Run) -> None:
     """
     module, copies = run.model.module, STATE_COPIES[run.optimizers.kind]
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
-    generations.check_total_room(run.path, size, [state.name for state in run.curriculum.states], run.settings.keep)
+    stages = [state.name for state in run.curriculum.states]
+    early = [name for name in stages[:-1] if name in run.stage_settings and run.stage_settings[name].patience is not None]
+    generations.check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 
-def _prepare_folders(run: Run) -> None:
-    """Make the folders, set an old file aside if asked to, and write the settings beside the statistics."""
+def _prepare_folders(run: Run, found: Found | None) -> None:
+    """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics."""
     folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
     make_folder(run.path.parent, "output folder")
     run.lock.take()
     generations.clean_up(run.path, folder)
-    stages = [state.name for state in run.curriculum.states]
-    if run.settings.reset_history and generations.exists(run.path, stages):
-        run.report.say(f"kept the old model as {generations.set_aside(run.path, stages)}")
+    if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
+        run.report.say(f"kept the old model as {kept}")
+    settle(run.settings, run.path, found, [stage.name for stage, _ in run.curriculum.remaining()], run.report.say)
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}

@@ -80,7 +80,6 @@ class StageWork:
         self.ended_early = False
         self.has_validation = self._can_validate()
         self._validation = self.data.validation_samples() if self.has_validation else None
-        self._fetched: list[Sample] = []
         self._begin()
 
     @property
@@ -130,16 +129,19 @@ class StageWork:
         self.reached = batch.position["samples"]
         return result
 
-    def fetch_validation(self) -> None:
-        """Read the held-out samples that the next validation takes, round and round."""
-        if self._validation is not None:
-            self._fetched = self._take(self._validation, self.settings.validation_samples)
+    def validate(self) -> bool:
+        """Judge the model by the next held-out samples, round and round.
 
-    def validate(self) -> None:
-        """Judge the model by the held-out samples that have been fetched."""
+        :return: whether it was the best validation of this stage. When a request to stop came in between it is still due: the run that goes on does it.
+        """
+        lowest = self.state.lowest_loss
         if self._validation is not None:
+            samples = self._take(self._validation, self.settings.validation_samples)
+            if not self._judge(samples, final=False):
+                return False
             self.state.validation_position = self._validation.state()
-            self._judge(self._fetched, final=False)
+        self.state.validation_due = False
+        return self.state.lowest_loss != lowest
 
     def finish(self) -> bool:
         """End the stage: the longer validation, and what the next stage must not go on with.
@@ -234,12 +236,12 @@ class StageWork:
         return list(islice(iter(stream.next, None), count if most is None else min(count, most)))
 
     def _judge(self, samples: list[Sample], final: bool) -> bool:
-        """Validate by samples, and take note of it; False when a request to stop came in between (only the final one hears it)."""
+        """Validate by samples, and take note of it; False when a request to stop came in between, and nothing has changed then."""
         run = self.run
 
         def attempt(mini_batch_size: int) -> Judgement | None:
             return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, mini_batch_size,
-                            run.interrupt.requested if final else lambda: False, self.by_source.validation_names)
+                            run.interrupt.requested, self.by_source.validation_names)
 
         judged = self._fit_memory(attempt, self.mini_batch_size)
         if judged is None:
@@ -253,6 +255,8 @@ class StageWork:
         run.report.validation(sums, judged.example, final)
         if final:
             return True
+        if self.state.lowest_loss is None or loss < self.state.lowest_loss:
+            self.state.lowest_loss, self.state.lowest_samples = loss, run.runner.samples
         if self.state.best_loss is None or loss < self.state.best_loss - self.settings.min_delta:
             self.state.best_loss, self.state.stale = loss, 0
         else:

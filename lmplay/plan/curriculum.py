@@ -17,7 +17,8 @@ class StageState:
 
     `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` say what its sources
     were (None = it has not begun), `context_len` is what its texts are cut to, `best_loss` and `stale` are the best validation loss so far and the
-    validations since, for early stopping.
+    validations since, for early stopping (a drop below its `min_delta` does not count), `validation_due` that the step before was to be followed by
+    a validation, `lowest_loss` and `lowest_samples` the lowest loss of its validations, the final one aside, and the run's samples at that time.
     """
 
     name: str
@@ -28,6 +29,9 @@ class StageState:
     context_len: int | None = None
     best_loss: float | None = None
     stale: int = 0
+    validation_due: bool = False
+    lowest_loss: float | None = None
+    lowest_samples: int | None = None
 
 
 class Curriculum:
@@ -85,6 +89,24 @@ class Curriculum:
             raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start anew.")
 
 
+def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:
+    """List what differs in the stages that have not begun.
+
+    :param before: the plan that a checkpoint has followed.
+    :param now: the plan to go on with, which agrees with it as far as it has been followed.
+    :param begun: the names of the stages that have begun.
+    :return: a line each for a stage that has changed, come or gone, and one for their order.
+    """
+    old, new = ({stage.name: stage for stage in plan.stages if stage.name not in begun} for plan in (before, now))
+    both = [name for name in old if name in new]
+    lines = [f"stage '{name}' (not begun): {_differences(old[name], new[name])}" for name in both if old[name] != new[name]]
+    lines += [f"stage '{name}' is new" for name in new if name not in old]
+    lines += [f"stage '{name}' is gone (it had not begun)" for name in old if name not in new]
+    if both != [name for name in new if name in old]:
+        lines.append(f"the stages to come have another order: {', '.join(new)}")
+    return lines
+
+
 def _without_local_paths(stage: Stage) -> Stage:
     """Leave out where local files are: they may have been moved, and their contents are compared when they are opened."""
     def blank(spec: SourceSpec) -> SourceSpec:
@@ -101,11 +123,10 @@ def _differences(before: Stage, now: Stage | None) -> str:
     if now is None:
         return "it is not there any more"
     old, new = before.model_dump(exclude_none=True), now.model_dump(exclude_none=True)
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return "; ".join(f"{key} was {_show(old.get(key))}, is {_show(new.get(key))}" for key in changed)
+    return "; ".join(f"{key} was {show(old.get(key))}, is {show(new.get(key))}" for key in {**old, **new} if old.get(key) != new.get(key))
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """Write a value as a plan would hold it, cut short."""
     text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -62,7 +62,12 @@ class Settings:
     compile_backend: str = "inductor"
     seed: int = 0
     keep: int = 2
+    resume: str = "latest"
+    save_weights_only: str | None = None
     on_nonfinite: str = "stop"
+    time_limit: str | None = None
+    max_steps: int = 0
+    max_samples_this_run: int = 0
     describe: bool = False
     inspect: str | None = None
     check_plan: bool = False

@@ -8,12 +8,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engine.interrupt import Interrupt, Stopped
 from ..errors import LmplayError, Unavailable, UserError
 from ..hub import waiting
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
-    from ..engine.interrupt import Interrupt
     from ..engine.report import Report
     from ..plan.schema import Plan
     from ..plan.settings import Settings
@@ -23,15 +23,21 @@ def main(argv: list[str] | None = None) -> int:
     """Train, or do what else the flags ask for.
 
     :param argv: arguments; None = those of the process.
-    :return: the exit code: 0 plan complete, 130/143 stopped by a signal, 75 the hub is away, 2 bad input, 1 training failed.
+    :return: the exit code: 0 plan complete, 130/143 stopped by Ctrl+C or the terminal / SIGTERM, 75 stopped by a limit or SIGUSR2, or something outside
+        has gone away: run it again, 2 bad input, 1 training failed.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        settings, dump = parse(arguments)
-        if dump is not None:
-            write_settings(settings, Path(dump))
-            return 0
-        return _run(settings, arguments)
+        with Interrupt() as interrupt:
+            settings, dump = parse(arguments)
+            if dump is not None:
+                write_settings(settings, Path(dump))
+                return 0
+            return _run(settings, interrupt, arguments)
+    except Stopped as stop:
+        done = "stopped at once; what was saved before is whole" if stop.at_work else "stopped before training began; nothing has been changed"
+        print(f"\nlmp_trainer: {done}, and the same command goes on.", file=sys.stderr)
+        return stop.exit_code
     except UserError as error:
         for fault in error.faults:
             print(f"lmp_trainer: {fault}", file=sys.stderr)
@@ -42,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
 
-def _run(settings: Settings, arguments: list[str]) -> int:
+def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
     """Answer what needs no torch; for the rest, import the engine."""
     _check_looks(settings)
     if settings.exp == "list":
@@ -59,15 +65,9 @@ def _run(settings: Settings, arguments: list[str]) -> int:
         return 0
     plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
     _check_names(settings, plan)
-    from ..engine.interrupt import Interrupt, Stopped
-
-    try:
-        with Interrupt() as interrupt:
-            return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
-    except Stopped as stop:
-        done = "stopped at once; what was saved before is whole" if interrupt.at_work else "stopped before training began; nothing has been changed"
-        print(f"\nlmp_trainer: {done}, and the same command goes on.", file=sys.stderr)
-        return stop.exit_code
+    if settings.time_limit is not None:
+        interrupt.limit(settings.time_limit)
+    return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
 
 
 def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
@@ -118,7 +118,6 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     run = open_run(settings, plan, report, interrupt)
     if run is None:
         return 0
-    interrupt.at_work = True
     with run:
         return train(run)
 

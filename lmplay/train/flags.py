@@ -65,6 +65,13 @@ def _count_or_auto(value: Any) -> int | str:
         raise ValueError(f"{allowed}, or auto") from None
 
 
+def _time(value: Any) -> str:
+    """Take HH:MM:SS, or `auto`."""
+    if value != "auto" and not (isinstance(value, str) and re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value)):
+        raise ValueError("HH:MM:SS, such as 12:30:00, or auto")
+    return str(value)
+
+
 def _batch_number(value: Any) -> str:
     """Take N or STAGE:N, with N from 1."""
     if not re.fullmatch(r"(.+:)?0*[1-9]\d*", str(value)) or isinstance(value, (bool, float)):
@@ -129,7 +136,13 @@ FLAGS = (
     Flag(_D, "compile_mode", _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "MODE", "mode of torch.compile"),
     Flag(_D, "compile_backend", _text, "NAME", "backend of torch.compile"),
     Flag(_R, "keep", _number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on"),
+    Flag(_R, "resume", _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file"),
+    Flag(_R, "save_weights_only", _text, "FILE", "at the end of the plan, also write the model without optimizer and history"),
     Flag(_R, "on_nonfinite", _choice("stop", "skip"), "WHAT", "when loss or gradient is not finite: stop before the update, or skip the batch and count it"),
+    Flag(_R, "time_limit", _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; `auto`: before the "
+         "end of the SLURM job"),
+    Flag(_R, "max_steps", _number(int, 0), "STEPS", "save and end with exit code 75 after so many optimizer steps of this run; 0 = no limit"),
+    Flag(_R, "max_samples_this_run", _number(int, 0), "SAMPLES", "save and end with exit code 75 once this run has trained on so many samples; 0 = no limit"),
     Flag(_R, "describe", _switch, "", "print the architecture, the parameters by part and the size of a step, and end"),
     Flag(_R, "inspect", _text, "FILE", "print what a checkpoint holds, and end"),
     Flag(_R, "check_plan", _switch, "", "print what the plan would read and cost, stage by stage, without training, and end"),
@@ -233,8 +246,8 @@ def _build_parser() -> _Parser:
     """Make the parser from the table."""
     parser = _Parser(prog="lmp_trainer", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                      description="Pretrain a language model from a plan.\n\nWithout network: lmp_trainer --training-plan quickstart",
-                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM with the\n"
-                            "state saved, 2 bad input, 1 training failed.")
+                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM, 75 by a\n"
+                            "limit or SIGUSR2 (all with the state saved: run it again), 2 bad input, 1 training failed.")
     groups = {name: parser.add_argument_group(name) for name in (_M, _P, _T, _O, _D, _R)}
     defaults = Settings()
     for flag in FLAGS:
