@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import ENVIRONMENT, TINY, load, sentences, write_plan, write_rows
 
+from lmplay.engine import loop
 from lmplay.engine.interrupt import EXIT_CODES, Interrupt, Stopped, process_started
 from lmplay.engine.report import Report
 from lmplay.errors import UserError
@@ -309,13 +310,16 @@ def test_reset_history_takes_the_statistics_and_the_old_stages_along(corpus, cap
     assert Path("out_gpt/gpt2ish_model.old-1/gpt2ish_model_step_one_train_stats.json").read_bytes() == old
 
 
-def test_an_earlier_state_is_the_newest_at_once(tmp_path):
+def test_an_earlier_state_is_the_newest_at_once(corpus, capsys, monkeypatch):
     """Killed before its first save, a run that went back must not go on from what it left."""
-    from lmplay.engine.origin import step_back
-
-    for name in ("m.lmp", "m.best.lmp", "m.one.lmp", "m.two.lmp"):
-        (tmp_path / name).write_text(name)
-    assert step_back(tmp_path / "m.lmp", tmp_path / "m.best.lmp", ["two"]) == tmp_path / "m.old-1.lmp"
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "m.lmp": "m.best.lmp", "m.best.lmp": "m.best.lmp", "m.one.lmp": "m.one.lmp", "m.two.lmp": "m.two.lmp",
-        "m.old-1.lmp": "m.lmp", "m.old-1.best.lmp": "m.best.lmp", "m.old-1.two.lmp": "m.two.lmp"}
+    train(capsys, "--save-interval", 10, "--validation-interval", 10, "--max-samples-this-run", 40, code=75)
+    folder = Path("out_gpt")
+    before = {path.name: path.read_bytes() for path in folder.glob("*.lmp")}
+    assert {"gpt2ish_model.prev-1.lmp", "gpt2ish_model.prev-2.lmp", "gpt2ish_model.best.lmp"} <= before.keys()
+    monkeypatch.setattr(loop, "StageWork", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    text = train(capsys, "--resume", "best", code=130)
+    assert "goes on from" in text
+    after = {path.name: path.read_bytes() for path in folder.glob("*.lmp")}
+    assert after["gpt2ish_model.lmp"] == before["gpt2ish_model.best.lmp"] != before["gpt2ish_model.lmp"]
+    assert {name.replace("gpt2ish_model", "gpt2ish_model.old-1"): content for name, content in before.items()}.items() <= after.items()
+    assert not [name for name in after if name.startswith("gpt2ish_model.prev-")]  # a damaged file must not lead back to them
