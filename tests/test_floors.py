@@ -6,9 +6,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lmplay"
 # Folders (and files at the top of the package that are not ground) by floor, from the ground up.
-FLOORS = [[], ["plan"], ["stats"], ["data"], ["modules", "exp"], ["objective", "linear_cross_entropy", "optim"], ["engine"], ["train"]]
+FLOORS = [[], ["plan"], ["stats"], ["data"], ["modules", "exp"], ["objective", "linear_cross_entropy", "optim", "sampling", "generation"],
+          ["engine"], ["train", "generate"]]
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "tokenizers", "pyarrow"}
-TORCHLESS = ["plan", "stats", "data", "train"]
+TORCHLESS = ["plan", "stats", "data", "train", "generate"]
 # No torch before collate.
 WITH_TORCH = {PACKAGE / "data" / "collate.py"}
 # Doors: files that start a program, wherever their folder is.

@@ -25,7 +25,7 @@ class Runtime:
         :param settings: device, amp and compile flags.
         :raises UserError: when the device is not there.
         """
-        self.device = _choose_device(settings.device)
+        self.device = choose_device(settings.device)
         self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
         self._settings = settings
@@ -106,8 +106,13 @@ def restore_torch_random_state(state: dict[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-def _choose_device(name: str | None) -> torch.device:
-    """Find the device asked for, or the best there is."""
+def choose_device(name: str | None) -> torch.device:
+    """Find the device asked for, or the best there is.
+
+    :param name: cpu, cuda, cuda:N or mps; None = the first there is of cuda, mps, cpu.
+    :return: the device.
+    :raises UserError: when it is not there.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name is None:
         return torch.device(next(kind for kind, present in there.items() if present))

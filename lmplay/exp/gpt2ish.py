@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..modules.blocks import NORM_EPSILON, PreNormBlock
+from ..modules.cache import KeyValueCache
 
 
 class GPT2ish(nn.Module):
@@ -45,19 +46,25 @@ class GPT2ish(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialize(num_blocks)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Read tokens.
 
         :param tokens_BT: token ids, right-padded (no position sees a later one, so padding needs no mask).
+        :param cache: what was read before them, when a text is written; takes them in.
         :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
         :raises ValueError: when T is more than the context length.
         """
         length = tokens_BT.shape[1]
         if length > self.context_len:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's context length of {self.context_len}")
-        hidden_BTD = self.embedding_dropout(self.token_embedding(tokens_BT) + self.position_embedding.weight[:length])
+        if cache is None:
+            positions = self.position_embedding.weight[:length]
+        else:
+            cache.begin(length)
+            positions = self.position_embedding(cache.positions_BT)
+        hidden_BTD = self.embedding_dropout(self.token_embedding(tokens_BT) + positions)
         for block in self.blocks:
-            hidden_BTD = block(hidden_BTD)
+            hidden_BTD = block(hidden_BTD, cache)
         return self.final_norm(hidden_BTD)
 
     def _initialize(self, num_blocks: int) -> None:

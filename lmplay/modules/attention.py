@@ -1,4 +1,4 @@
-"""Attention.  Model floor: imports torch and the ground floor only.
+"""Attention.  Model floor: imports torch, its own folder and the ground floor only.
 
 Shapes: B pieces, T positions, D width, H heads, K width of a head.
 """
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import UserError
+from .cache import KeyValueCache
 
 
 class CausalSelfAttention(nn.Module):
@@ -29,18 +30,22 @@ class CausalSelfAttention(nn.Module):
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.residual_dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Mix each position with those before it.
 
         Pieces are padded on the right, where nothing looks from a real position: the causal rule is the only mask.
 
         :param hidden_BTD: normalised hidden states.
+        :param cache: what was read before these positions, when a text is written.
         :return: what to add to the residual stream (B, T, D).
         """
         query_key_value = self.query_key_value(hidden_BTD).unflatten(2, (3, self.num_heads, -1))
         query_BHTK, key_BHTK, value_BHTK = query_key_value.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, dropout_p=dropout, is_causal=True)
+        if cache is None:
+            mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, dropout_p=dropout, is_causal=True)
+        else:
+            mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, *cache.extend(key_BHTK, value_BHTK), attn_mask=cache.mask_B1TL)
         return self.residual_dropout(self.projection(mixed_BHTK.transpose(1, 2).flatten(2)))
 
 

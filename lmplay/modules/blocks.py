@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .attention import CausalSelfAttention
+from .cache import KeyValueCache
 
 NORM_EPSILON = 1e-5
 """GPT-2's, and torch's own default; written down because logits depend on it."""
@@ -48,7 +49,7 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
         self.mlp = Mlp(embed_dim, dropout)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Pass the residual stream (B, T, D) through the block."""
-        hidden_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD))
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Pass the residual stream (B, T, D) through the block; `cache` as in :class:`CausalSelfAttention`."""
+        hidden_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), cache)
         return hidden_BTD + self.mlp(self.mlp_norm(hidden_BTD))

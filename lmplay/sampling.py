@@ -1,0 +1,78 @@
+"""From logits to the next token.  Math floor: imports torch and the ground floor only.
+
+Shapes: B texts, V vocabulary, T tokens of a text so far.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen.  The steps are done in the order of the fields; what is left is drawn from.
+
+    `repetition_penalty` divides the positive logits of tokens that the text has, and multiplies the negative ones (Keskar et al. 2019, "CTRL"); 1 = off.
+    `temperature` divides the logits; 0 = always the most probable token, and what follows has no effect.
+    `top_k` keeps the k most probable tokens; 0 = off.
+    `top_p` keeps the fewest tokens whose probabilities come to p (Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"); 1 = off.
+    `min_p` keeps tokens at least min_p times as probable as the most probable one (Nguyen et al. 2024, "Turning Up the Heat"); 0 = off.
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_B: Tensor) -> Tensor:
+    """Choose a token for each text.
+
+    :param logits_BV: of the next token.
+    :param texts: the token ids that each text has so far, its prompt included.
+    :param sampling: how.
+    :param draws_B: a number from [0, 1) a text: the same numbers choose the same tokens, on every device and in every batch.
+    :return: token ids (B,), int64.
+    """
+    logits_BV = logits_BV.float()
+    if sampling.repetition_penalty != 1:
+        logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
+    if sampling.temperature == 0:
+        return logits_BV.argmax(1)
+    probabilities_BV = _kept(logits_BV / sampling.temperature, sampling)
+    sums_BV = probabilities_BV.double().cumsum(1)
+    chosen_B = torch.searchsorted(sums_BV, draws_B.to(sums_BV)[:, None] * sums_BV[:, -1:], right=True).squeeze(1)
+    # A draw at the very end may be rounded past the last token that was kept.
+    last_B = probabilities_BV.shape[1] - 1 - (probabilities_BV > 0).flip(1).int().argmax(1)
+    return torch.minimum(chosen_B, last_B)
+
+
+def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:
+    """Make tokens that a text has less probable."""
+    logits_BV = logits_BV.clone()
+    for row, text in zip(logits_BV, texts, strict=True):
+        there = torch.tensor(sorted(set(text)), device=row.device)
+        values = row[there]
+        row[there] = torch.where(values > 0, values / penalty, values * penalty)
+    return logits_BV
+
+
+def _kept(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Give the probabilities after top-k, top-p and min-p, those of tokens that are out as 0."""
+    if sampling.top_k:
+        least = logits_BV.topk(min(sampling.top_k, logits_BV.shape[1])).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))
+    probabilities_BV = logits_BV.softmax(1)
+    if sampling.top_p < 1:
+        ordered, order = probabilities_BV.sort(descending=True, stable=True)
+        before = ordered.cumsum(1) - ordered
+        out = torch.zeros_like(ordered, dtype=torch.bool).scatter(1, order, before >= sampling.top_p)
+        out.scatter_(1, order[:, :1], False)  # the most probable one stays, whatever p is
+        probabilities_BV = probabilities_BV.masked_fill(out, 0)
+    if sampling.min_p:
+        highest = probabilities_BV.max(1, keepdim=True).values
+        probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < sampling.min_p * highest, 0)
+    return probabilities_BV
