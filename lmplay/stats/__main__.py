@@ -61,6 +61,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--x", nargs="+", choices=X_CHOICES, default=X_CHOICES, help="what the curves are drawn over, one column each (default: all three)")
     smoothing = """smooth training curves by a centred mean over this many points, or this share of a curve's points if below 1; 0 = off; no mean reaches
         across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with everything in one file that any browser opens, instead of pictures")
     parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
     return parser
 
@@ -95,6 +96,12 @@ def _draw(arguments: argparse.Namespace) -> list[str]:
     folder: Path = arguments.out_dir
     curves, faults = read_folder(folder)
     curves = _selected(curves, arguments, faults)
+    if arguments.html:
+        from .html import write_report
+
+        write_report(curves, folder, arguments.html, arguments.smooth)
+        print(arguments.html)
+        return faults
     by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
     for curve in curves:
         validation = by_key.get((curve.model, "validate", curve.stage)) if curve.kind == "train" else None

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 FORMAT = 1
 KINDS = ("train", "validate")
 X_NAMES = ("samples", "tokens", "seconds")
-OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor")
+OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor", "lr", "grad_norm", "padding_share", "tokens_per_second", "data_wait_share")
 AUTOMATIC_FRACTION = 0.02
 AUTOMATIC_LEAST_POINTS = 20
 
@@ -239,7 +239,7 @@ def _curve_of(path: Path, content: Any) -> Curve:
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
         resumes={name: np.array([resume.get(name) for resume in clock.get("resumes") or []], dtype=np.float64) for name in X_NAMES},
-        columns=_columns_of({**content["columns"], "seconds": clock["seconds"]}),
+        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "stages")}}),
     )
 
 
