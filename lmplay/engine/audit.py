@@ -25,7 +25,7 @@ from ..optim.optimizers import build_optimizer
 from ..plan.curriculum import Curriculum
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
-from . import checkpoint
+from . import generations
 from .report import Report
 from .run import make_tokenizer, open_stages, plan_model
 from .runtime import Runtime, seed_everything
@@ -77,8 +77,8 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     :raises UserError: for all that is wrong with the plan's data, at once.
     """
     path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
-    model_plan = plan_model(settings, plan, path, stored)
+    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    model_plan = plan_model(settings, plan, path, found.content if found is not None else None)
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in plan.stages}
     stage_data = open_stages(settings, Curriculum(plan), stage_settings, report)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)

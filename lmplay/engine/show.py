@@ -11,6 +11,7 @@ from typing import Any
 
 from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
+from ..data.fingerprints import describe_changes
 from ..data.samples import Sample
 from ..data.sentences import Cut
 from ..data.stage import StageData
@@ -20,8 +21,8 @@ from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, resolve_stage
 from ..tokenizer import Tokenizer, trained_size
-from . import checkpoint
-from .run import _keep_settings, make_tokenizer, plan_model, tokenizer_name
+from . import generations
+from .run import keep_settings, make_tokenizer, plan_model, tokenizer_name
 
 _ENDS = {Cut.END: "the end", Cut.SENTENCE: "a sentence end", Cut.CLAUSE: "a clause end", Cut.WORD: "a word end, inside a sentence",
          Cut.CHARACTER: "a character, inside a word"}
@@ -75,10 +76,11 @@ def show(settings: Settings, plan: Plan) -> str:
 def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
     """Open stages as a run that begins, or goes on, with this model file would."""
     path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    stored = found.content if found is not None else None
     curriculum = Curriculum(plan)
     if stored is not None:
-        settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
+        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
     model_plan = plan_model(settings, plan, path, stored)
@@ -103,9 +105,10 @@ def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
 
 def _changes(settings: Settings, state: StageState, data: StageData, context_len: int) -> Iterator[str]:
     """Say why what would be shown of a begun stage is not what was trained on."""
-    if state.fingerprints not in (None, data.fingerprints()) and not settings.accept_changed_data:
-        yield (f"stage '{state.name}': its data has changed since the checkpoint, so this is not what was trained on; "
-               "--accept-changed-data shows it all the same.")
+    if state.fingerprints is not None and not settings.accept_changed_data:
+        for change in describe_changes(state.fingerprints, data.fingerprints()):
+            yield (f"stage '{state.name}': the data of {change} has changed since the checkpoint, so this is not what was trained on; "
+                   "--accept-changed-data shows it all the same.")
     if state.context_len not in (None, context_len):
         yield f"stage '{state.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back."
 
