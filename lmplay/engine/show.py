@@ -184,7 +184,7 @@ def _sample_in_words(number: int, look: _Look, sample: Sample, pieces: list[Piec
 def _batch_in_words(look: _Look, number: int, batch: Batch) -> str:
     """Write a batch for people: a line for each piece."""
     tokens, learned = sum(len(piece.tokens) for piece in batch.pieces), sum(sum(_flags(piece)) for piece in batch.pieces)
-    share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage have been read with it"
+    share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage are done with it"
     lines = [f"batch {number:,} of stage {look.stage.name}: {len(batch.pieces)} of at most {look.batch_size} pieces, {len(batch.samples)} samples end in it, "
              f"{tokens:,} tokens, {learned:,} learned{share}"]
     rows = [("", "from", "piece", "prompt", "truth", "learned", "ends at", "begins with")]
