@@ -60,7 +60,7 @@ def load(path: Path) -> dict:
 def compare_runs(left: Path, right: Path) -> list[str]:
     """Compare all that two runs left in their output folders, but for older states: which there are tells when a run was stopped."""
     def kept(folder):
-        return sorted(path.name for path in folder.iterdir() if path.suffix == ".lmp" and ".prev-" not in path.name or path.name.endswith("_stats.json"))
+        return sorted(path.name for path in folder.iterdir() if (path.suffix == ".lmp" and ".prev-" not in path.name) or path.name.endswith("_stats.json"))
 
     def read(path):
         return load(path) if path.suffix == ".lmp" else json.loads(path.read_text())
