@@ -13,7 +13,6 @@ from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
 from ..data.fingerprints import describe_changes
 from ..data.samples import Sample
-from ..data.sentences import Cut
 from ..data.stage import StageData
 from ..data.stream import describe_skipped
 from ..errors import UserError, nearest
@@ -24,8 +23,8 @@ from ..tokenizer import Tokenizer, trained_size
 from . import generations
 from .run import keep_settings, make_tokenizer, plan_model, tokenizer_name
 
-_ENDS = {Cut.END: "the end", Cut.SENTENCE: "a sentence end", Cut.CLAUSE: "a clause end", Cut.WORD: "a word end, inside a sentence",
-         Cut.CHARACTER: "a character, inside a word"}
+_ENDS = {"end": "the end", "sentence": "a sentence end", "clause": "a clause end", "word": "a word end, inside a sentence",
+         "character": "a character, inside a word"}
 _END_SIGN = "⏹"
 # Of each piece of a batch, so many characters are shown.
 _BEGINNING = 60
@@ -35,7 +34,7 @@ _GREY, _PLAIN = "\033[90m", "\033[0m"
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """A stage as a run would read it."""
 
     stage: Stage
@@ -60,10 +59,11 @@ def show(settings: Settings, plan: Plan) -> str:
     """
     if settings.show_batch is None:
         looks = _open(settings, plan, list(plan.stages))
-        found = [(look, sample, look.cutter.cut(sample)) for look in looks for sample in islice(iter(look.data.samples().next, None), settings.show_samples)]
+        samples = ((look, sample) for look in looks for sample in islice(iter(look.data.samples().next, None), settings.show_samples))
+        found = [sample_as_json(look, sample) for look, sample in samples]
         if settings.json:
-            return json.dumps([_sample_as_json(*parts) for parts in found], indent=1, ensure_ascii=False)
-        return "\n".join(line for number, parts in enumerate(found, 1) for line in _sample_in_words(number, *parts))
+            return json.dumps(found, indent=1, ensure_ascii=False)
+        return "\n".join(line for number, sample in enumerate(found, 1) for line in sample_in_words(f"sample {number}", sample))
     name, _, number = settings.show_batch.rpartition(":")
     by_name = {stage.name: stage for stage in plan.stages}
     if name and name not in by_name:
@@ -73,7 +73,7 @@ def show(settings: Settings, plan: Plan) -> str:
     return json.dumps(_batch_as_json(look, int(number), batch), indent=1, ensure_ascii=False) if settings.json else _batch_in_words(look, int(number), batch)
 
 
-def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
+def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[Look]:
     """Open stages as a run that begins, or goes on, with this model file would."""
     path = settings.model_file(plan)
     found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
@@ -99,7 +99,7 @@ def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
     if faults:
         raise UserError(*faults)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, data)
-    return [_Look(stage, resolved[stage.name].batch_size, data[stage.name], tokenizer,
+    return [Look(stage, resolved[stage.name].batch_size, data[stage.name], tokenizer,
                   Cutter(tokenizer, resolved[stage.name].context_len, settings.continuation == "estimate")) for stage in stages]
 
 
@@ -113,7 +113,7 @@ def _changes(settings: Settings, state: StageState, data: StageData, context_len
         yield f"stage '{state.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back."
 
 
-def _make_batch(look: _Look, number: int) -> Batch:
+def _make_batch(look: Look, number: int) -> Batch:
     """Make the batches of a stage up to one of them, counted from 1."""
     stream = look.data.samples()
     batcher = Batcher(stream, look.cutter, look.batch_size, look.stage.tokens)
@@ -153,35 +153,48 @@ def _counts(piece: Piece) -> dict[str, Any]:
             "truth_tokens": len(piece.tokens) - piece.n_prompt, "learned_tokens": sum(_flags(piece))}
 
 
-def _sample_as_json(look: _Look, sample: Sample, pieces: list[Piece]) -> dict[str, Any]:
-    """Give a sample with its pieces as plain values."""
-    return {"stage": look.stage.name, **look.place(sample),
-            "pieces": [{**_counts(piece), "spans": _spans(piece, look.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces]}
+def sample_as_json(look: Look, sample: Sample, most: int | None = None) -> dict[str, Any]:
+    """Give a sample with its pieces as plain values.
+
+    :param look: its stage.
+    :param sample: the sample.
+    :param most: so many pieces of it; None = all.
+    :return: what can be written as JSON.
+    """
+    pieces = look.cutter.cut(sample)
+    return {"stage": look.stage.name, **look.place(sample), "context_len": look.cutter.context_len, "n_pieces": len(pieces),
+            "pieces": [{**_counts(piece), "spans": _spans(piece, look.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces[:most]]}
 
 
-def _batch_as_json(look: _Look, number: int, batch: Batch) -> dict[str, Any]:
+def _batch_as_json(look: Look, number: int, batch: Batch) -> dict[str, Any]:
     """Give a batch as plain values."""
     pieces = [{**look.place(piece.sample), **_counts(piece), "text": piece.truth, "ids": piece.tokens.tolist()} for piece in batch.pieces]
     return {"stage": look.stage.name, "batch": number, "batch_size": look.batch_size, "tokens": sum(len(piece.tokens) for piece in batch.pieces),
             "learned_tokens": sum(sum(_flags(piece)) for piece in batch.pieces), "progress": batch.progress, "pieces": pieces}
 
 
-def _sample_in_words(number: int, look: _Look, sample: Sample, pieces: list[Piece]) -> Iterator[str]:
-    """Write a sample for people: its pieces, each with what is given (greyed on a terminal) and what is learned."""
-    yield f"== sample {number}, stage {look.stage.name}: {look.place(sample)['place']}"
-    for piece in pieces:
-        counts = _counts(piece)
-        yield (f"-- piece {piece.number + 1} of {len(pieces)}: prompt {counts['prompt_tokens']} + truth {counts['truth_tokens']} = {len(piece.tokens)} "
-               f"of at most {look.cutter.context_len} tokens, {counts['learned_tokens']} learned, ends at {_ENDS[piece.cut]}")
-        for learned, spans in groupby(_spans(piece, look.tokenizer), key=lambda span: span["learned"]):
+def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
+    """Write a sample for people: its pieces, each with what is given (greyed on a terminal) and what is learned.
+
+    :param title: what it is called.
+    :param sample: what :func:`sample_as_json` gave.
+    :return: lines.
+    """
+    yield f"== {title}, stage {sample['stage']}: {sample['place']}"
+    for piece in sample["pieces"]:
+        yield (f"-- piece {piece['piece']} of {sample['n_pieces']}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
+               f"of at most {sample['context_len']} tokens, {piece['learned_tokens']} learned, ends at {_ENDS[piece['ends_at']]}")
+        for learned, spans in groupby(piece["spans"], key=lambda span: span["learned"]):
             text = "".join(_END_SIGN if span["end"] else span["text"] for span in spans).translate(_PICTURES)
             lines = text.replace("\n", "⏎\n").removesuffix("\n").split("\n")
             for line, head in zip(lines, ["learned" if learned else "given", *[""] * len(lines)], strict=False):
                 yield f"{head:>9} │ {line if learned else _grey(line)}"
+    if sample["n_pieces"] > len(sample["pieces"]):
+        yield f"-- and {sample['n_pieces'] - len(sample['pieces']):,} more pieces"
     yield ""
 
 
-def _batch_in_words(look: _Look, number: int, batch: Batch) -> str:
+def _batch_in_words(look: Look, number: int, batch: Batch) -> str:
     """Write a batch for people: a line for each piece."""
     tokens, learned = sum(len(piece.tokens) for piece in batch.pieces), sum(sum(_flags(piece)) for piece in batch.pieces)
     share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage are done with it"
