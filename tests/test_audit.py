@@ -70,6 +70,27 @@ def test_people_can_read_it(capsys, plan, tmp_path):
         assert word in text
 
 
+def test_the_first_sample_of_each_source_is_as_the_model_sees_it(capsys, plan, tmp_path):
+    seen = {}
+    for stage in check(capsys, plan, tmp_path / "out")["stages"]:
+        seen |= {(stage["name"], sample["source"]): sample for sample in stage["first_samples"]}
+    assert list(seen) == [("mix", "a.jsonl"), ("mix", "b.jsonl"), ("book", "a.jsonl")]
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--show-samples", "2", "--json"]) == 0
+    for sample in json.loads(capsys.readouterr().out):
+        if (key := (sample["stage"], sample["source"])) in seen:
+            found = seen.pop(key)
+            assert found["pieces"] == sample["pieces"][:1]
+            assert {**found, "pieces": [], "n_pieces": 0} == {**sample, "pieces": [], "n_pieces": 0}
+            assert found["n_pieces"] == len(sample["pieces"])
+    assert not seen
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("== first sample of a.jsonl, stage ") == 2
+    assert text.count("-- piece 1 of ") == 3
+    assert "  learned │ The dog" in text
+    assert "more pieces" in text
+
+
 def test_what_is_wrong_is_refused(capsys, tmp_path):
     plan = write_plan(tmp_path, {"a": {"dataset": "missing.jsonl"}})
     assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 2

@@ -1,6 +1,7 @@
 """The data path: orders, mixing, pieces, batches, positions.  Invariants 1, 2, 3 and the position of 5."""
 import itertools
 from collections import Counter
+from itertools import accumulate
 
 import pytest
 from helpers import write_rows
@@ -375,6 +376,36 @@ def test_batches_go_on_from_any_position(sizes, batch_size, stop, most_tokens):
             position = batch.position
     resumed.restore(position)
     assert [(signature(b), b.position) for b in iter(resumed.next, None)] == [(signature(b), b.position) for b in iter(untouched.next, None)]
+
+
+@given(SIZES.filter(bool), st.integers(1, 8), st.integers(0, 20), st.sampled_from([None, 100, 500]))
+def test_progress_is_what_has_been_trained_on_not_what_waits(sizes, batch_size, stop, most_tokens):
+    class Measured(Given):
+        @property
+        def progress(self):
+            return self.place / len(self.sizes)
+
+    def make():
+        return Batcher(Measured(sizes), Cutter(BYTES, 30), batch_size, most_tokens)
+
+    batches = list(iter(make().next, None))
+    pieces = [len(Cutter(BYTES, 30).cut(sample)) for sample in iter(Given(sizes).next, None)]
+    tokens = [0, *accumulate(13 * size + 1 for size in sizes)]
+    placed = [0] * len(sizes)
+    for batch in batches:
+        for piece in batch.pieces:
+            placed[piece.sample.row] += 1
+        oldest = next((row for row in range(len(sizes)) if placed[row] < pieces[row]), len(sizes))
+        part = placed[oldest] / pieces[oldest] if oldest < len(sizes) else 0
+        expected = (oldest + part) / len(sizes)
+        if most_tokens is not None:
+            shares = [min(1, tokens[row] / most_tokens) for row in (oldest, min(oldest + 1, len(sizes)))]
+            expected = shares[0] + part * (shares[1] - shares[0])
+        assert batch.progress == pytest.approx(expected)
+    if stop < len(batches):
+        resumed = make()
+        resumed.restore(batches[stop].position)
+        assert [batch.progress for batch in iter(resumed.next, None)] == [batch.progress for batch in batches[stop + 1:]]
 
 
 @given(SIZES.filter(bool), st.integers(1, 300))

@@ -586,6 +586,12 @@ def test_a_bad_row_ends_the_run_with_its_state_saved_and_is_counted_otherwise(co
     assert (stage["skipped"], stage["replaced"]) == ({"not valid JSON": 1}, {})
 
 
+@pytest.mark.parametrize("nats", ["three", 3.5])
+def test_a_column_that_is_called_as_ours_is_no_floor(corpus, capsys, nats):
+    write_rows(corpus / "own.jsonl", [{"text": f"A cat {i}.", "nats": nats} for i in range(30)])
+    assert "floor" not in train(capsys, "--dataset", "own.jsonl")
+
+
 def test_bad_rows_are_user_errors_of_one_line():
     assert issubclass(BadRow, UserError)
     assert UserError("a\nb\x1b[0m").faults == ("a\\nb\\x1b[0m",)

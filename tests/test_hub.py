@@ -17,11 +17,14 @@ from hypothesis import strategies as st
 
 from lmplay import hub as hub_module
 from lmplay.data import save
+from lmplay.data.mixing import Mix
 from lmplay.data.reader import Order, open_reader
+from lmplay.data.samples import choose_reading
 from lmplay.data.save import save_sources
 from lmplay.data.sources import IndexedSource, StreamedSource, hub, open_source, shards
 from lmplay.data.sources.remote import RemoteFile
 from lmplay.data.sources.shards import ShardedSource
+from lmplay.data.stream import Length, SampleStream
 from lmplay.errors import Unavailable, UserError
 from lmplay.hub import hub_problem
 
@@ -333,6 +336,40 @@ def test_damaged_files_are_named(server, root, tmp_path, said):
             list(stream)
         assert [next(stream), next(stream)] == ROWS[5:7]
     assert not said
+
+
+@settings(max_examples=40, deadline=None)
+@given(bad=st.sets(st.integers(0, 59)), buffer=st.integers(1, 50), stop=st.integers(0, 70), part=st.integers(1, 200), shuffle=st.booleans())
+def test_broken_lines_of_a_stream_are_rows_that_can_be_skipped(bad, buffer, stop, part, shuffle):
+    lines = [b"{broken\n" if i in bad else b"[1]\n" if i - 1 in bad else b'{"text": "caf\xe9 %d"}\n' % i for i in range(61)]
+    good = [i for i, line in enumerate(lines) if b"text" in line]
+
+    def samples():
+        source = ShardedSource("o/n", "lines", [LocalFile(b"".join(lines))], None, {})
+        mix = Mix([open_reader(source, Order(seed=7, shuffle=shuffle, buffer=buffer))])
+        return SampleStream(mix, [choose_reading("o/n", ["text"], None)], Length(epochs=2), [source])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "_PART", part)
+        patch.setattr(shards, "_first_keys", lambda files: ("text",))
+        whole = samples()
+        found, positions = [], [whole.state()]
+        while good and (sample := whole.next()) is not None:
+            found.append((sample.row, sample.truth))
+            positions.append(whole.state())
+        assert sorted(found) == sorted([(i, f"caf\ufffd {i}") for i in good] * 2)
+        assert sum(whole.skipped.values()) == (2 * (61 - len(good)) if good else 0)
+        assert whole.replaced["characters"] == 2 * len(good)
+        for reason, places in whole.places.items():
+            for place in places:
+                name, number = place.split(", line ")
+                assert name == "source o/n: file"
+                assert lines[int(number) - 1] == {"not valid JSON": b"{broken\n", "no JSON object": b"[1]\n"}[reason]
+        stop = min(stop, len(found))
+        again = samples()
+        again.restore(json.loads(json.dumps(positions[stop])))
+        assert [(sample.row, sample.truth) for sample in iter(again.next, None)] == found[stop:] if good else True
+        assert not good or again.skipped == whole.skipped
 
 
 # Numbers of rows

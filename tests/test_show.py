@@ -171,13 +171,29 @@ def test_a_reader_who_has_seen_enough_is_no_error(folder):
     assert process.returncode == 0
 
 
+def test_data_with_another_name_is_what_was_trained_on(folder, capsys, monkeypatch):
+    trained = train_and_record(monkeypatch)
+    (folder / "texts.jsonl").rename(folder / "prose.jsonl")
+    (folder / "plan.json").write_text((folder / "plan.json").read_text().replace("texts.jsonl", "prose.jsonl"))
+    batch = look_json(capsys, "--show-batch", 3)
+    assert [piece["ids"] for piece in batch["pieces"]] == [tokens for *_, tokens in trained[2]]
+
+
+def test_what_is_shown_is_of_the_newest_whole_state(folder, capsys, monkeypatch):
+    trained = train_and_record(monkeypatch, "--seed", "5")
+    (folder / "out_gpt" / "gpt2ish_model.lmp").write_bytes(b"damaged")
+    assert shown(look_json(capsys, "--show-batch", 3)) == trained[2]
+    assert (folder / "out_gpt" / "gpt2ish_model.lmp").read_bytes() == b"damaged"
+    assert look(capsys, "--check-plan")[0] == 0
+
+
 def test_data_that_has_changed_is_not_what_was_trained_on(folder, capsys, monkeypatch):
     train_and_record(monkeypatch)
     rows = [json.loads(line) for line in (folder / "chats.jsonl").read_text().splitlines()]
     write_rows(folder / "chats.jsonl", rows[::-1])
     code, complaint = look(capsys, "--show-batch", 1)
     assert code == 2
-    assert "stage 'first': its data has changed since the checkpoint" in complaint
+    assert "stage 'first': the data of chats.jsonl (chats.jsonl has changed; 20 rows before, 20 now) has changed since the checkpoint" in complaint
     assert look(capsys, "--show-batch", 1, "--accept-changed-data")[0] == 0
     assert look(capsys, "--show-batch", "second:1")[0] == 0  # which does not read it
     code, complaint = look(capsys, "--show-batch", "second:1", "--seed", 3)

@@ -48,8 +48,8 @@ class Batch:
     """Pieces for one optimizer step.
 
     `samples` are those that end in this batch; `broken` counts the samples that go on in the next; `position` is where the batch after this one
-    starts; `progress` is the share of the stage that has been read (0 to 1), None where its length is unknown; `empty` counts the samples read for it
-    that gave no piece, because the tokenizer has no token for their text.
+    starts; `progress` is the share of the stage that is done with it (0 to 1), up to where the oldest sample waits, None where its length is unknown;
+    `empty` counts the samples read for it that gave no piece, because the tokenizer has no token for their text.
     """
 
     pieces: list[Piece]
@@ -82,7 +82,14 @@ class _Waiting:
     before: dict[str, Any]  # the position of the samples before it was read
     tokens: int  # to be learned from the samples before it
     pieces: list[Piece]
+    shares: tuple[float | None, float | None]  # of the stage, without it and with it
     placed: int = 0
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the stage up to the first of its pieces that has not been placed."""
+        before, after = self.shares
+        return None if before is None or after is None else before + (after - before) * self.placed / len(self.pieces)
 
 
 class Batcher:
@@ -136,7 +143,7 @@ class Batcher:
         if not pieces:
             return None
         broken = sum(waiting.placed > 0 for waiting in self._waiting)
-        progress = self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
+        progress = self._waiting[0].progress if self._waiting else self._share_read()
         empty, self.empty = self.empty, 0
         return Batch(pieces, self.state(), broken, progress, empty)
 
@@ -184,12 +191,16 @@ class Batcher:
             self._reached, self._progress = self._samples.state(), self._samples.progress
             return None
         pieces, after = read
-        waiting = _Waiting(self._read, self._reached, self._tokens, pieces)
+        ordinal, before, tokens, share = self._read, self._reached, self._tokens, self._share_read()
         self.empty += not pieces
         self._reached, self._progress = after
         self._read += 1
         self._tokens += sum([piece.n_truth for piece in pieces])
-        return waiting
+        return _Waiting(ordinal, before, tokens, pieces, (share, self._share_read()))
+
+    def _share_read(self) -> float | None:
+        """Give the share of the stage that has been read."""
+        return self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
 
     def _place(self, waiting: _Waiting, pieces: list[Piece], oldest: bool) -> bool:
         """Place what fits of a sample; tell whether all of it has been placed now."""

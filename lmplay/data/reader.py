@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from .permutation import HeldOut, Permutation
-from .sources import IndexedSource, StreamedSource
+from .sources import BadRow, IndexedSource, StreamedSource
 
 DEFAULT_BUFFER = 1000
 
@@ -34,7 +34,10 @@ class Reader(Protocol):
     endless: bool
 
     def next(self) -> tuple[int, dict[str, Any]] | None:
-        """Give the ordinal number and the row that come next; None at the end of an epoch, after which the next epoch begins."""
+        """Give the ordinal number and the row that come next; None at the end of an epoch, after which the next epoch begins.
+
+        A row that cannot be read raises BadRow, and counts as given.
+        """
 
     def next_epoch(self) -> None:
         """Leave what is left of the epoch, if it has begun, and go to the start of the next."""
@@ -120,9 +123,12 @@ class StreamedReader:
                 self._begin(self._epoch + 1)
                 return None
             self._read_block()
-        row = self._rows[self._offset]
+        index, row = self._rows[self._offset]
         self._offset += 1
-        return row
+        if isinstance(row, BadRow):
+            row.row = index
+            raise row
+        return index, row
 
     def next_epoch(self) -> None:
         """See :class:`Reader`."""
@@ -137,7 +143,7 @@ class StreamedReader:
         """See :class:`Reader`."""
         self._epoch, self._ordinal, self._block = state["epoch"], state["ordinal"], state["block"]
         self._stream = self._source.open(self._block)
-        self._rows: list[tuple[int, dict[str, Any]]] = []
+        self._rows: list[tuple[int, dict[str, Any] | BadRow]] = []
         self._read = 0  # rows of the stream in this block, held-out ones too
         self._ended = False
         self._offset = 0
@@ -149,11 +155,18 @@ class StreamedReader:
         """Go to the start of an epoch."""
         self.restore({"epoch": epoch, "ordinal": 0, "block": None, "offset": 0})
 
+    def _take(self) -> dict[str, Any] | BadRow | None:
+        """Take a row from the stream, or what is wrong with it; None at the end."""
+        try:
+            return next(self._stream, None)
+        except BadRow as bad:
+            return bad
+
     def _read_block(self) -> None:
         """Read the next block, keep what this reader gives, and permute it."""
         self._ordinal += self._read
         self._block = self._stream.state()
-        block = list(islice(self._stream, self._order.buffer))
+        block = list(islice(iter(self._take, None), self._order.buffer))
         self._read = len(block)
         self._ended = self._read < self._order.buffer
         rows = [(index, row) for index, row in enumerate(block, self._ordinal) if (index in self._held_out) == self._order.validation]

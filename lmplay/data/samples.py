@@ -72,13 +72,14 @@ class Reading(Protocol):
         """
 
 
-def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None) -> Reading:
+def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None, has_nats: bool = False) -> Reading:
     """Decide how the rows of a source become samples.
 
     :param name: the source's name, for messages.
     :param columns: the fields its rows have.
     :param roles: the plan's `columns` (role to field), or None to go by the usual names.
     :param chat: the plan's `chat`: how chats are written out.
+    :param has_nats: whether the field `nats` says how likely the truth is.
     :return: a function from a row to a sample.
     :raises UserError: when a field is not there, or no usual name is, or chats are to be written out where there are none.
     """
@@ -102,7 +103,7 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
 
     def read(row: dict[str, Any], source: int = 0, index: int = 0) -> Sample:
         prompt, truth = read_texts(*(row.get(field) for field in wanted))
-        return Sample(prompt, truth, source, index, row.get("nats"))
+        return Sample(prompt, truth, source, index, row["nats"] if has_nats else None)
 
     return read
 

@@ -140,7 +140,7 @@ class StageData:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
-        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat))
+        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats))
         self.sources.append(source)
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
@@ -157,7 +157,7 @@ class StageData:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat), spec))
+            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats), spec))
             self._own_names.append(name or source.name)
         return source is not None
 

@@ -120,7 +120,7 @@ class SampleStream:
         self.skipped[reason] += 1
         places = self.places.setdefault(reason, [])
         if len(places) < _PLACES and self._sources:
-            places.append(self._sources[source].place(index))
+            places.append(bad.place if bad else self._sources[source].place(index))
 
     def _is_done(self) -> bool:
         """Tell whether the length is reached."""

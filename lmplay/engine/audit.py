@@ -25,10 +25,11 @@ from ..optim.optimizers import build_optimizer
 from ..plan.curriculum import Curriculum
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
-from . import checkpoint
+from . import generations
 from .report import Report
 from .run import make_tokenizer, open_stages, plan_model
 from .runtime import Runtime, seed_everything
+from .show import Look, sample_as_json, sample_in_words
 from .step import train_step
 
 # Samples of a stage that are cut and batched, and how long (seconds) that may take: the error of the estimates is printed beside them.
@@ -37,6 +38,8 @@ _SAMPLES, _SAMPLE_SECONDS = 1000, 15.0
 _COMPARED, _COMPARED_SECONDS = 50_000, 10.0
 # Mini-batches are timed for so long (seconds), after a first one that warms up.
 _TIMED_SECONDS = 4.0
+# Of the first sample of each source, so many pieces are shown.
+_PIECES_SHOWN = 1
 # Of a normal distribution, 95 % lie within so many standard deviations.
 _STANDARD_DEVIATIONS = 1.96
 
@@ -50,6 +53,7 @@ class _Looked:
     batches: int = 0
     whole: bool = False  # the sample is all of the stage
     first: list[MiniBatch] = field(default_factory=list)
+    first_samples: dict[int, Sample] = field(default_factory=dict)  # by the number of the source
 
     @property
     def tokens_per_sample(self) -> float:
@@ -77,8 +81,8 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     :raises UserError: for all that is wrong with the plan's data, at once.
     """
     path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
-    model_plan = plan_model(settings, plan, path, stored)
+    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    model_plan = plan_model(settings, plan, path, found.content if found is not None else None)
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in plan.stages}
     stage_data = open_stages(settings, Curriculum(plan), stage_settings, report)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
@@ -92,7 +96,9 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
         looked = _look(stage_data[stage.name], stage, own, cutter, settings.first_mini_batch, runtime.length_multiple)
-        stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name])})
+        look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)
+        stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name]),
+                       "first_samples": [sample_as_json(look, sample, _PIECES_SHOWN) for _, sample in sorted(looked.first_samples.items())]})
     state = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
     state += sum(value.numel() * value.element_size() for slot in optimizer.state.values() for value in slot.values() if isinstance(value, torch.Tensor))
     seconds = [stage["seconds"] for stage in stages]
@@ -119,6 +125,7 @@ def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, min
         looked.counts.update(batch.counts())
         looked.counts.update(padding=sum(part.n_padding for part in mini_batches), places=sum(part.tokens.numel() for part in mini_batches))
         for piece in batch.pieces:
+            looked.first_samples.setdefault(piece.sample.source, piece.sample)
             of_sample[id(piece.sample)] += piece.n_truth
             if piece.last:
                 looked.tokens.append(of_sample.pop(id(piece.sample)))
@@ -238,6 +245,9 @@ def show_audit(report: dict[str, Any]) -> str:
         sources = (f"{source['name']} ({'rows not counted' if source['rows'] is None else format(source['rows'], ',') + ' rows'})"
                    for source in stage["sources"])
         lines += ["", f"== stage {stage['name']}: {', '.join(sources)}", *(f"   {name:<12}{text}" for name, text in _stage_lines(stage))]
+    for stage in report["stages"]:
+        for sample in stage["first_samples"]:
+            lines += ["", *sample_in_words(f"first sample of {sample['source']}", sample)][:-1]
     memory = "unknown" if report["peak_memory_bytes"] is None else _size(report["peak_memory_bytes"])
     lines += ["", f"in all      {_duration(report['seconds'])} of training on {report['device']} as it was just now, without validations",
               f"memory      {memory} at its peak here",

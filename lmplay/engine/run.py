@@ -125,7 +125,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     check_target(settings, path)
     stored = found.content if found is not None else None
     if stored is not None:
-        settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
+        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
     model_plan = plan_model(settings, plan, path, stored)
     shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
     curriculum = Curriculum(plan)
@@ -163,6 +163,26 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     interrupt.at_work = True  # from here on files change
     _prepare_folders(run, found)
     return run
+
+
+def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
+    """Go on with what the position in the data and the optimizer's state depend on; what was typed must not differ.
+
+    :param settings: the run's.
+    :param path: the model file, for messages.
+    :param before: the settings that the file was written with.
+    :return: the settings to go on with.
+    :raises UserError: naming the flags that differ.
+    """
+    kept = {name: before[name] for name in ("seed", "continuation")}
+    if not settings.ignore_optimizer:
+        kept["optimizer"] = before["optimizer"]
+    faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"
+              + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
+              for name, value in kept.items() if name in settings.given and getattr(settings, name) != value]
+    if faults:
+        raise UserError(*faults)
+    return replace(settings, **kept)
 
 
 def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelPlan:
@@ -262,22 +282,6 @@ def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict
     for change in accepted:
         report.say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
     return opened
-
-
-def _keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
-    """Go on with what the position in the data and the optimizer's state depend on; what was typed must not differ.
-
-    :raises UserError: naming the flags that differ.
-    """
-    kept = {name: before[name] for name in ("seed", "continuation")}
-    if not settings.ignore_optimizer:
-        kept["optimizer"] = before["optimizer"]
-    faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"
-              + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
-              for name, value in kept.items() if name in settings.given and getattr(settings, name) != value]
-    if faults:
-        raise UserError(*faults)
-    return replace(settings, **kept)
 
 
 def _changes(state: StageState, data: StageData) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
+from ..data.fingerprints import describe_changes
 from ..data.samples import Sample
-from ..data.sentences import Cut
 from ..data.stage import StageData
 from ..data.stream import describe_skipped
 from ..errors import UserError, nearest
@@ -20,11 +20,11 @@ from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, resolve_stage
 from ..tokenizer import Tokenizer, trained_size
-from . import checkpoint
-from .run import _keep_settings, make_tokenizer, plan_model, tokenizer_name
+from . import generations
+from .run import keep_settings, make_tokenizer, plan_model, tokenizer_name
 
-_ENDS = {Cut.END: "the end", Cut.SENTENCE: "a sentence end", Cut.CLAUSE: "a clause end", Cut.WORD: "a word end, inside a sentence",
-         Cut.CHARACTER: "a character, inside a word"}
+_ENDS = {"end": "the end", "sentence": "a sentence end", "clause": "a clause end", "word": "a word end, inside a sentence",
+         "character": "a character, inside a word"}
 _END_SIGN = "⏹"
 # Of each piece of a batch, so many characters are shown.
 _BEGINNING = 60
@@ -34,7 +34,7 @@ _GREY, _PLAIN = "\033[90m", "\033[0m"
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """A stage as a run would read it."""
 
     stage: Stage
@@ -59,10 +59,11 @@ def show(settings: Settings, plan: Plan) -> str:
     """
     if settings.show_batch is None:
         looks = _open(settings, plan, list(plan.stages))
-        found = [(look, sample, look.cutter.cut(sample)) for look in looks for sample in islice(iter(look.data.samples().next, None), settings.show_samples)]
+        samples = ((look, sample) for look in looks for sample in islice(iter(look.data.samples().next, None), settings.show_samples))
+        found = [sample_as_json(look, sample) for look, sample in samples]
         if settings.json:
-            return json.dumps([_sample_as_json(*parts) for parts in found], indent=1, ensure_ascii=False)
-        return "\n".join(line for number, parts in enumerate(found, 1) for line in _sample_in_words(number, *parts))
+            return json.dumps(found, indent=1, ensure_ascii=False)
+        return "\n".join(line for number, sample in enumerate(found, 1) for line in sample_in_words(f"sample {number}", sample))
     name, _, number = settings.show_batch.rpartition(":")
     by_name = {stage.name: stage for stage in plan.stages}
     if name and name not in by_name:
@@ -72,13 +73,14 @@ def show(settings: Settings, plan: Plan) -> str:
     return json.dumps(_batch_as_json(look, int(number), batch), indent=1, ensure_ascii=False) if settings.json else _batch_in_words(look, int(number), batch)
 
 
-def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
+def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[Look]:
     """Open stages as a run that begins, or goes on, with this model file would."""
     path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    found = None if settings.reset_history else generations.find(path, [stage.name for stage in plan.stages])
+    stored = found.content if found is not None else None
     curriculum = Curriculum(plan)
     if stored is not None:
-        settings = _keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
+        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
     model_plan = plan_model(settings, plan, path, stored)
@@ -97,20 +99,21 @@ def _open(settings: Settings, plan: Plan, stages: list[Stage]) -> list[_Look]:
     if faults:
         raise UserError(*faults)
     tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, data)
-    return [_Look(stage, resolved[stage.name].batch_size, data[stage.name], tokenizer,
+    return [Look(stage, resolved[stage.name].batch_size, data[stage.name], tokenizer,
                   Cutter(tokenizer, resolved[stage.name].context_len, settings.continuation == "estimate")) for stage in stages]
 
 
 def _changes(settings: Settings, state: StageState, data: StageData, context_len: int) -> Iterator[str]:
     """Say why what would be shown of a begun stage is not what was trained on."""
-    if state.fingerprints not in (None, data.fingerprints()) and not settings.accept_changed_data:
-        yield (f"stage '{state.name}': its data has changed since the checkpoint, so this is not what was trained on; "
-               "--accept-changed-data shows it all the same.")
+    if state.fingerprints is not None and not settings.accept_changed_data:
+        for change in describe_changes(state.fingerprints, data.fingerprints()):
+            yield (f"stage '{state.name}': the data of {change} has changed since the checkpoint, so this is not what was trained on; "
+                   "--accept-changed-data shows it all the same.")
     if state.context_len not in (None, context_len):
         yield f"stage '{state.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back."
 
 
-def _make_batch(look: _Look, number: int) -> Batch:
+def _make_batch(look: Look, number: int) -> Batch:
     """Make the batches of a stage up to one of them, counted from 1."""
     stream = look.data.samples()
     batcher = Batcher(stream, look.cutter, look.batch_size, look.stage.tokens)
@@ -150,38 +153,51 @@ def _counts(piece: Piece) -> dict[str, Any]:
             "truth_tokens": len(piece.tokens) - piece.n_prompt, "learned_tokens": sum(_flags(piece))}
 
 
-def _sample_as_json(look: _Look, sample: Sample, pieces: list[Piece]) -> dict[str, Any]:
-    """Give a sample with its pieces as plain values."""
-    return {"stage": look.stage.name, **look.place(sample),
-            "pieces": [{**_counts(piece), "spans": _spans(piece, look.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces]}
+def sample_as_json(look: Look, sample: Sample, most: int | None = None) -> dict[str, Any]:
+    """Give a sample with its pieces as plain values.
+
+    :param look: its stage.
+    :param sample: the sample.
+    :param most: so many pieces of it; None = all.
+    :return: what can be written as JSON.
+    """
+    pieces = look.cutter.cut(sample)
+    return {"stage": look.stage.name, **look.place(sample), "context_len": look.cutter.context_len, "n_pieces": len(pieces),
+            "pieces": [{**_counts(piece), "spans": _spans(piece, look.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces[:most]]}
 
 
-def _batch_as_json(look: _Look, number: int, batch: Batch) -> dict[str, Any]:
+def _batch_as_json(look: Look, number: int, batch: Batch) -> dict[str, Any]:
     """Give a batch as plain values."""
     pieces = [{**look.place(piece.sample), **_counts(piece), "text": piece.truth, "ids": piece.tokens.tolist()} for piece in batch.pieces]
     return {"stage": look.stage.name, "batch": number, "batch_size": look.batch_size, "tokens": sum(len(piece.tokens) for piece in batch.pieces),
             "learned_tokens": sum(sum(_flags(piece)) for piece in batch.pieces), "progress": batch.progress, "pieces": pieces}
 
 
-def _sample_in_words(number: int, look: _Look, sample: Sample, pieces: list[Piece]) -> Iterator[str]:
-    """Write a sample for people: its pieces, each with what is given (greyed on a terminal) and what is learned."""
-    yield f"== sample {number}, stage {look.stage.name}: {look.place(sample)['place']}"
-    for piece in pieces:
-        counts = _counts(piece)
-        yield (f"-- piece {piece.number + 1} of {len(pieces)}: prompt {counts['prompt_tokens']} + truth {counts['truth_tokens']} = {len(piece.tokens)} "
-               f"of at most {look.cutter.context_len} tokens, {counts['learned_tokens']} learned, ends at {_ENDS[piece.cut]}")
-        for learned, spans in groupby(_spans(piece, look.tokenizer), key=lambda span: span["learned"]):
+def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
+    """Write a sample for people: its pieces, each with what is given (greyed on a terminal) and what is learned.
+
+    :param title: what it is called.
+    :param sample: what :func:`sample_as_json` gave.
+    :return: lines.
+    """
+    yield f"== {title}, stage {sample['stage']}: {sample['place']}"
+    for piece in sample["pieces"]:
+        yield (f"-- piece {piece['piece']} of {sample['n_pieces']}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
+               f"of at most {sample['context_len']} tokens, {piece['learned_tokens']} learned, ends at {_ENDS[piece['ends_at']]}")
+        for learned, spans in groupby(piece["spans"], key=lambda span: span["learned"]):
             text = "".join(_END_SIGN if span["end"] else span["text"] for span in spans).translate(_PICTURES)
             lines = text.replace("\n", "⏎\n").removesuffix("\n").split("\n")
             for line, head in zip(lines, ["learned" if learned else "given", *[""] * len(lines)], strict=False):
                 yield f"{head:>9} │ {line if learned else _grey(line)}"
+    if sample["n_pieces"] > len(sample["pieces"]):
+        yield f"-- and {sample['n_pieces'] - len(sample['pieces']):,} more pieces"
     yield ""
 
 
-def _batch_in_words(look: _Look, number: int, batch: Batch) -> str:
+def _batch_in_words(look: Look, number: int, batch: Batch) -> str:
     """Write a batch for people: a line for each piece."""
     tokens, learned = sum(len(piece.tokens) for piece in batch.pieces), sum(sum(_flags(piece)) for piece in batch.pieces)
-    share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage have been read with it"
+    share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage are done with it"
     lines = [f"batch {number:,} of stage {look.stage.name}: {len(batch.pieces)} of at most {look.batch_size} pieces, {len(batch.samples)} samples end in it, "
              f"{tokens:,} tokens, {learned:,} learned{share}"]
     rows = [("", "from", "piece", "prompt", "truth", "learned", "ends at", "begins with")]

@@ -32,14 +32,14 @@ class Row(dict[str, Any]):
 
 
 class BadRow(UserError):
-    """A row that cannot be read: `reason` is what it is counted under when it is skipped.
+    """A row that cannot be read: `reason` is what it is counted under when it is skipped, `place` says where it is.
 
     `source` and `row` are its numbers in the mix, once the source and the mix have set them.
     """
 
-    def __init__(self, reason: str, fault: str):
-        super().__init__(fault)
-        self.reason = reason
+    def __init__(self, reason: str, place: str, fault: str):
+        super().__init__(f"{place}: {fault}")
+        self.reason, self.place = reason, place
         self.source = self.row = 0
 
 
@@ -47,12 +47,13 @@ class Source:
     """Where rows come from.
 
     `name` is short, for statistics and messages. `columns` are the names of a row's fields, None where they are not known before reading.
-    `fingerprint` is a small plain value that differs when the rows, or their order, differ.
+    `fingerprint` is a small plain value that differs when the rows, or their order, differ. `has_nats`: rows say in `nats` how likely their text is.
     """
 
     name: str
     columns: tuple[str, ...] | None
     fingerprint: dict[str, Any]
+    has_nats = False
 
     def place(self, index: int) -> str:
         """Say where a row is, for a message: "a.jsonl, line 7".
@@ -102,7 +103,10 @@ class Stream(ABC, Iterator[dict[str, Any]]):
 
     @abstractmethod
     def state(self) -> Any:
-        """Give the position: a small plain value, from which `open` goes on with the very next row; None is the start."""
+        """Give the position: a small plain value, from which `open` goes on with the very next row; None is the start.
+
+        A row that cannot be read raises BadRow, and counts as given: the position is behind it.
+        """
 
 
 class StreamedSource(Source, ABC):

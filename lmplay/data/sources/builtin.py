@@ -15,6 +15,7 @@ class TalesSource(IndexedSource):
 
     columns = ("title", "text", "nats")
     n_rows = None
+    has_nats = True
 
     def __init__(self, level: int, seed: int):
         """

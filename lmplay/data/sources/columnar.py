@@ -64,7 +64,7 @@ class ArrowTable(Table):
                                 "\"encoding_errors\": \"replace\".") from None
             return self._replaced(batch, index)
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-            raise BadRow("not readable", f"{self.place(index)}: cannot be read ({error}).") from None
+            raise BadRow("not readable", self.place(index), f"cannot be read ({error}).") from None
 
     def place(self, index: int) -> str:
         """See :class:`Table`."""
@@ -85,7 +85,7 @@ class ArrowTable(Table):
             try:
                 row[name] = column[0].as_py()
             except UnicodeDecodeError:
-                raise BadRow("not UTF-8", f"{self.place(index)}: '{name}' holds bytes that are not UTF-8.") from None
+                raise BadRow("not UTF-8", self.place(index), f"'{name}' holds bytes that are not UTF-8.") from None
         return Row(row, total)
 
 

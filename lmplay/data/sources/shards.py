@@ -14,8 +14,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from .base import Stream, StreamedSource
+from .base import BadRow, Row, Stream, StreamedSource
 from .remote import RemoteFile
+from .spans import decoded
 
 if TYPE_CHECKING:
     import pyarrow
@@ -100,7 +101,9 @@ class _ParquetStream(_ShardStream):
                 batch = next(batches, None)
             if batch is None:
                 return
-            for row in batch.slice(min(skip, batch.num_rows)).to_pylist():
+            with _Reading(file):
+                rows = batch.slice(min(skip, batch.num_rows)).to_pylist()
+            for row in rows:
                 self._minor += 1
                 yield row
             skip = max(0, skip - batch.num_rows)
@@ -112,16 +115,18 @@ class _LinesStream(_ShardStream):
     def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
         for line in _lines(file, self._major):
             number, self._major, self._minor = self._minor + 1, self._major + len(line), self._minor + 1
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
+            text, replaced = decoded(line)
+            text = text.lstrip("\ufeff").strip()
             if not text:
                 continue
+            place = f"{file.label}, line {number}"
             try:
                 row = json.loads(text)
-            except ValueError as error:
-                raise UserError(f"{file.label}, line {number}: not valid JSON ({error}).") from None
+            except (ValueError, RecursionError) as error:
+                raise BadRow("not valid JSON", place, f"not valid JSON ({error}).") from None
             if not isinstance(row, dict):
-                raise UserError(f"{file.label}, line {number}: holds {type(row).__name__}, not an object.")
-            yield row
+                raise BadRow("no JSON object", place, f"holds {type(row).__name__}, not an object.")
+            yield Row(row, replaced) if replaced else row
 
 
 _STREAMS: dict[str, type[_ShardStream]] = {"parquet": _ParquetStream, "lines": _LinesStream}

@@ -59,7 +59,7 @@ class JsonLines(Table):
             value = json.loads(text.lstrip("\ufeff"))  # files that begin with a mark may have been joined
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise BadRow("not valid JSON", f"{self.place(index)}: not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
+            raise BadRow("not valid JSON", self.place(index), f"not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
                 from None
         row = as_row(value, self.place, index)
         return Row(row, replaced) if replaced else row
@@ -135,8 +135,8 @@ class CsvTable(Table):
         """See :class:`Table`."""
         values, replaced = self._record(index + 1)
         if len(values) > len(self.columns):
-            raise BadRow("too many values", f"{self.place(index)}: {len(values)} values under a header of {len(self.columns)}; "
-                                            f"put values that contain '{self._delimiter}' in quotes.")
+            raise BadRow("too many values", self.place(index), f"{len(values)} values under a header of {len(self.columns)}; "
+                                                               f"put values that contain '{self._delimiter}' in quotes.")
         row = dict(zip_longest(self.columns, values))
         return Row(row, replaced) if replaced else row
 
@@ -214,7 +214,7 @@ def as_row(value: Any, place: Any, index: int) -> dict[str, Any]:
         return value
     if isinstance(value, str):
         return {"text": value}
-    raise BadRow("no JSON object", f"{place(index)}: is no JSON object; write {{\"text\": …}}, or delete it.")
+    raise BadRow("no JSON object", place(index), "is no JSON object; write {\"text\": …}, or delete it.")
 
 
 def _line_bounds(path: Path, begin: int) -> np.ndarray:
