@@ -2,7 +2,11 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
 
 
 class LmplayError(Exception):
@@ -38,6 +42,25 @@ class Unavailable(LmplayError):
 def printable(text: str) -> str:
     """Make one line of a text that every terminal can show: a key or the name of a file may hold any character."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def tell(text: str, stream: TextIO | None = None) -> None:
+    """Print a text at once; where nobody can read it any more (a closed terminal, the end of `| tee`, a full disk) it is dropped: a run outlives its words.
+
+    :param text: lines.
+    :param stream: standard output if None.
+    """
+    stream = sys.stdout if stream is None else stream
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        with suppress(OSError):  # what waits in the buffer goes nowhere, or it would fail again at the end of the process
+            there, nowhere = os.dup(stream.fileno()), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            stream.flush()
+            os.dup2(there, stream.fileno())
+            os.close(nowhere)
+            os.close(there)
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -15,12 +15,12 @@ from .errors import UserError
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
 
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: Callable[[], None] | None = None) -> None:
+def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: Callable[[Path], None] | None = None) -> None:
     """Write a file under a temporary name, sync it, rename it over the old one and sync the folder.
 
     :param path: the file to make or to replace.
     :param write: is given the open temporary file (binary) and writes all of the contents.
-    :param before_rename: is called when the new file is whole and the old one still has its name.
+    :param before_rename: is called with the temporary file, when it is whole and the old one still has its name.
     :raises OSError: when the disk is full or the folder cannot be written; the old file is then untouched.
     """
     temporary = _temporary(path)
@@ -30,7 +30,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: 
             file.flush()
             os.fsync(file.fileno())
         if before_rename is not None:
-            before_rename()
+            before_rename(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -149,6 +149,8 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links):
         monkeypatch.undo()
         found = generations.find(path, ["one"])
         assert number_of(found.content) in (3, 4)
+        if number_of(found.content) == 4:  # at the end of a stage nothing would write it again
+            assert number_of(load(checkpoint.stage_file(path, "one"))) == 4
         assert not found.damaged
         generations.recover(path, found, folder, lambda line: None)
         generations.save(path, content(5), "one", 2)

@@ -322,7 +322,7 @@ def gone(pid):
 @pytest.mark.parametrize(("start", "ends"), [("-m", [signal.SIGKILL]), ("-c", [signal.SIGINT, signal.SIGINT])], ids=["killed", "stopped twice"])
 def test_no_process_outlives_a_run(tmp_path, start, ends):
     """Killed, as well as stopped by Ctrl+C at once, which a terminal sends to all processes; started in ways that a process could not repeat."""
-    door = ["-m", "lmplay.train"] if start == "-m" else ["-c", "import sys; from lmplay.train.__main__ import main; sys.exit(main(sys.argv[1:]))"]
+    door = ["-m", "lmplay.train"] if start == "-m" else ["-c", "import sys; from lmplay.train.__main__ import main; sys.exit(main())"]
     run = subprocess.Popen([sys.executable, *door, *TINY, "--dataset", "builtin:tales/4", "--out-dir", str(tmp_path), "--data-workers", "3", "--batch-size",
                             "50000", "--validation-interval", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
                            start_new_session=True)

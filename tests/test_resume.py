@@ -131,7 +131,9 @@ def test_stopped_at_random_places_by_everything(untouched, plan, tmp_path):
     for place, (number, _) in zip(places, ways, strict=True):
         run = start(out, plan, *(["--max-steps", "2"] if len(codes) == 2 else []))
         before = steps_in(log_of(out))
+        deadline = time.monotonic() + 300
         while run.poll() is None and steps_in(log_of(out)) < max(place, before + 1):
+            assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(dice.uniform(0, 0.03))
         run.send_signal(number)

@@ -89,6 +89,15 @@ def test_signals_are_given_back():
     assert {number: signal.getsignal(number) for number in EXIT_CODES} == before
 
 
+@pytest.mark.parametrize("argv", ["None", "sys.argv[1:]"])
+def test_a_signal_that_comes_too_late_does_not_change_how_the_process_ends(tmp_path, argv):
+    """The program's own process only: others have their handlers back."""
+    program = ("import os, signal, sys\nfrom lmplay.train.__main__ import main\ncode = main(%s)\n"
+               "os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)") % argv
+    run = subprocess.run([sys.executable, "-c", program, "--exp", "list"], capture_output=True, check=False, env=ENVIRONMENT, cwd=tmp_path)
+    assert run.returncode == (0 if argv == "None" else -signal.SIGTERM)
+
+
 def test_what_ignores_its_terminal_goes_on_ignoring_it():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -257,6 +266,20 @@ def test_a_job_that_ends_soon_saves_and_is_run_again(corpus, capsys, monkeypatch
     if Path("out_gpt").exists():  # else this machine was too slow to begin in time
         assert "stopped (--time-limit)" in text
         assert time.time() < int(os.environ["SLURM_JOB_END_TIME"]) + 5
+
+
+def test_a_run_outlives_those_who_read_its_output(corpus):
+    """As under `| tee log`, which Ctrl+C ends first, or on a terminal that is closed."""
+    run = subprocess.Popen([sys.executable, "-m", "lmplay.train", *TINY, "--training-plan", "plan.json", "--batch-size", "5", "--save-interval", "10"],
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    for line in run.stdout:
+        if line.startswith("== stage"):
+            break
+    run.stdout.close()
+    complaints = run.stderr.read()
+    assert run.wait(timeout=60) == 0, complaints
+    assert not complaints
+    assert load(Path("out_gpt/gpt2ish_model.lmp"))["curriculum"]["state"]["stages"][-1]["done"]
 
 
 # --- which state to go on from

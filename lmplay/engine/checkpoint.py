@@ -51,12 +51,12 @@ def versions() -> dict[str, str]:
     return {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def write(path: Path, content: dict[str, Any], before_rename: Callable[[], None] | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
+def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
     """Write a file with its checksum: a temporary one, synced, renamed.
 
     :param path: the file to make or to replace.
     :param content: plain values and tensors.
-    :param before_rename: is called when the new file is whole and the old one still has its name.
+    :param before_rename: is called with the temporary file, when it is whole and the old one still has its name.
     :param cancelled: asked again and again; True stops the writing.
     :raises OSError: when it cannot be written; :class:`Cancelled` when it was not to be. The file that was there is untouched.
     """

@@ -39,10 +39,13 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
     :param cancelled: True stops the writing.
     :raises OSError: when it cannot be written; the files that were there are whole.
     """
+    def name_it(new: Path) -> None:
+        if stage is not None:  # first: killed after the last save of a stage, the run that goes on does not save it again
+            link_atomic(new, stage_file(path, stage))
+        _move_back(path, keep)
+
     check_room(path.parent, size_of(content))
-    write(path, content, lambda: _move_back(path, keep), cancelled)
-    if stage is not None:
-        link_atomic(path, stage_file(path, stage))
+    write(path, content, name_it, cancelled)
     for number, old in previous(path).items():
         if number > keep:
             old.unlink()

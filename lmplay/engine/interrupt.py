@@ -44,7 +44,11 @@ class Stopped(BaseException):
 class Interrupt:
     """Takes the requests, from `with` on until its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_process_ends: bool = False):
+        """
+        :param until_process_ends: afterwards there is nothing but the end of the process, which requests shall not disturb: they are ignored then.
+        """
+        self._last = until_process_ends
         self.exit_code: int | None = None
         self.reason = ""
         self.at_work = False
@@ -72,7 +76,7 @@ class Interrupt:
             signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._outbox)  # which ends the watch
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self._last else handler)
 
     def requested(self) -> bool:
         """Tell whether it is time to stop and save: somebody has asked, or the time limit would pass."""
@@ -135,6 +139,8 @@ class Interrupt:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """Take a signal."""
+        if self._closed.is_set():
+            return
         if number == _SAVE:
             self._save_wanted = True
             return

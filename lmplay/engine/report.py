@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.stream import describe_losses
+from ..errors import tell
 
 if TYPE_CHECKING:
     from ..data.batcher import Batch
@@ -46,7 +47,7 @@ class Report:
         """Print a line or more, above the progress line."""
         if self._bar is not None:
             self._bar.clear()
-        print(text, flush=True)
+        tell(text)
         if self._bar is not None:
             self._bar.refresh()
 
@@ -177,7 +178,7 @@ class Report:
         """Say that something outside has gone away, and how to go on when it is back; on standard error, as all that ends a run early."""
         self._close_bar()
         state = "The state is saved; to go on when it is back:" if saved else "Nothing has been changed; to try again:"
-        print(f"lmp_trainer: {reason}\n{state}\n  {self._command}", file=sys.stderr)
+        tell(f"lmp_trainer: {reason}\n{state}\n  {self._command}", sys.stderr)
 
     def weights(self, path: Path | None) -> None:
         """Say where the weights alone are, if they were asked for."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.interrupt import Interrupt, Stopped
-from ..errors import LmplayError, Unavailable, UserError
+from ..errors import LmplayError, Unavailable, UserError, tell
 from ..hub import waiting
 from .flags import parse, write_settings
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Train, or do what else the flags ask for.
 
-    :param argv: arguments; None = those of the process.
+    :param argv: arguments; None = those of the process, which then ends with this.
     :return: the exit code: 0 plan complete, 130/143 stopped by Ctrl+C or the terminal / SIGTERM, 75 stopped by a limit or SIGUSR2, or something outside
         has gone away: run it again, 2 bad input, 1 training failed.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        with Interrupt() as interrupt:
+        with Interrupt(until_process_ends=argv is None) as interrupt:
             settings, dump = parse(arguments)
             if dump is not None:
                 write_settings(settings, Path(dump))
@@ -36,15 +36,15 @@ def main(argv: list[str] | None = None) -> int:
             return _run(settings, interrupt, arguments)
     except Stopped as stop:
         done = "stopped at once; what was saved before is whole" if stop.at_work else "stopped before training began; nothing has been changed"
-        print(f"\nlmp_trainer: {done}, and the same command goes on.", file=sys.stderr)
+        tell(f"\nlmp_trainer: {done}, and the same command goes on.", sys.stderr)
         return stop.exit_code
     except UserError as error:
         for fault in error.faults:
-            print(f"lmp_trainer: {fault}", file=sys.stderr)
+            tell(f"lmp_trainer: {fault}", sys.stderr)
         return error.exit_code
     except LmplayError as error:
         traceback.print_exc()
-        print(f"lmp_trainer: {error}", file=sys.stderr)
+        tell(f"lmp_trainer: {error}", sys.stderr)
         return error.exit_code
 
 
@@ -107,10 +107,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     if settings.show_samples or settings.show_batch is not None:
         from ..engine.show import show
 
-        try:
-            report.say(show(settings, plan))
-        except BrokenPipeError:  # whoever reads, `head` say, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        report.say(show(settings, plan))
         return 0
     from ..engine.loop import train
     from ..engine.run import open_run
