@@ -107,6 +107,23 @@ def test_an_endless_source_beside_one_that_ends():
     assert mix_of([Endless(), Rows(rows(10))], [3.0, 1.0]).rows_per_epoch is None
 
 
+def test_an_endless_source_goes_on_in_the_next_epoch():
+    def make():
+        return mix_of([Endless(), Rows(rows(5))], None, "first_exhausted")
+
+    mix, found, states = make(), [], []
+    while mix.epoch < 3:
+        states.append(mix.state())
+        found.append(mix.next())
+    of_endless = [row[1] for row in found if row is not None and row[0] == 0]
+    assert len(of_endless) >= 15
+    assert len(set(of_endless)) == len(of_endless)  # no row comes again: there are always others
+    for place, state in enumerate(states):
+        again = make()
+        again.restore(state)
+        assert [again.next() for _ in found[place:]] == found[place:]
+
+
 def test_weights_may_be_as_unequal_as_they_like():
     mix = mix_of([Rows(rows(3)), Rows(rows(1000))], [1e-9, 1.0], "first_exhausted")
     assert Counter(source for source, _, _ in iter(mix.next, None)) in ({1: 1000}, {0: 1, 1: 1000})

@@ -427,6 +427,7 @@ def test_a_glob_that_is_proposed_works(bad_files, folder, tmp_path):
     ({"split": "train[:10]"}, "split 'train[:10]' is a slice or a sum, which only data sets of the hub have"),
     ({"config": "en"}, "'config' is for data sets of the hub; leave it out"),
     ({"revision": "v1"}, "'revision' is for data sets of the hub; leave it out"),
+    ({"streaming": True}, "'streaming' is for data sets of the hub; leave it out"),
 ])
 def test_keys_that_local_files_do_not_have(tmp_path, folder, keys, says):
     write(tmp_path / "in" / "train.jsonl", lines("x"))

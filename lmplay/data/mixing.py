@@ -19,7 +19,7 @@ class Mix:
     - with `all_exhausted`, when every source has been read to its end once. Without weights a source that has ended sits out, so each row comes
       exactly once; with weights it starts again, because its share is owed to it.
 
-    With the next epoch over the mix every source begins an epoch of its own.
+    With the next epoch over the mix every source begins an epoch of its own; an endless one just goes on.
     """
 
     def __init__(self, readers: Sequence[Reader], weights: Sequence[float] | None = None, stopping: str = "all_exhausted"):
@@ -46,7 +46,7 @@ class Mix:
 
     @property
     def rows_per_epoch(self) -> int | None:
-        """How many rows an epoch over the mix has (with weights: to within a row a source); None where a source doesn't know."""
+        """How many rows an epoch over the mix has (with weights: to within a row of the source that ends it); None where a source doesn't know."""
         sizes = [reader.rows_per_epoch for reader in self._readers]
         if any(reader.rows_per_epoch is None and (self._all or not reader.endless) for reader in self._readers):
             return None

@@ -40,7 +40,7 @@ class Reader(Protocol):
         """
 
     def next_epoch(self) -> None:
-        """Leave what is left of the epoch, if it has begun, and go to the start of the next."""
+        """Leave what is left of the epoch, if it has begun, and go to the start of the next; an endless source has one epoch only, and stays where it is."""
 
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
@@ -83,7 +83,7 @@ class IndexedReader:
 
     def next_epoch(self) -> None:
         """See :class:`Reader`."""
-        if self._offset:
+        if self._offset and not self.endless:
             self.restore({"epoch": self._epoch + 1, "offset": 0})
 
     def state(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     :return: the source; None where "validation" is asked for and there is none.
     :raises UserError: when nothing is there, nothing is readable, or the first row isn't.
     """
-    refuse_hub_keys(spec, "config", "revision")
+    refuse_hub_keys(spec, "config", "revision", "streaming")
     path = Path(spec.path).expanduser()
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         from .library import open_saved_folder
