@@ -84,8 +84,9 @@ def test_signals_are_given_back():
 @pytest.mark.parametrize("argv", ["None", "sys.argv[1:]"])
 def test_a_signal_that_comes_too_late_does_not_change_how_the_process_ends(tmp_path, argv):
     """The program's own process only: others have their handlers back."""
-    program = ("import os, signal, sys\nfrom lmplay.train.__main__ import main\ncode = main(%s)\n"
-               "os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)") % argv
+    program = ("import os, signal, sys\nfrom lmplay.train.__main__ import main\n"
+               f"code = main({argv})\n"
+               "os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)")
     run = subprocess.run([sys.executable, "-c", program, "--exp", "list"], capture_output=True, check=False, env=ENVIRONMENT, cwd=tmp_path)
     assert run.returncode == (0 if argv == "None" else -signal.SIGTERM)
 

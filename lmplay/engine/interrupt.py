@@ -103,8 +103,8 @@ class Interrupt:
 
         :raises Stopped: on a request.
         """
-        self._nothing_to_save = True
         try:
+            self._nothing_to_save = True
             if self.requested():
                 raise Stopped(self.exit_code or AGAIN, self.at_work)
             self._set_alarm()
@@ -129,8 +129,10 @@ class Interrupt:
         self._set_alarm()
 
     def _latest(self) -> float:
-        """Work out when to stop, so that the save is done before the time limit: half as long again as it has taken, and some steps."""
-        return self.deadline - 1.5 * self.save_seconds - 3 * self.step_seconds - _MARGIN_SECONDS
+        """Work out when to stop, so that the save is done before the time limit: half as long again as it has taken, and some steps.
+
+        One that has just begun in the background is waited for before."""
+        return self.deadline - 2.5 * self.save_seconds - 3 * self.step_seconds - _MARGIN_SECONDS
 
     def _set_alarm(self) -> None:
         """Let a signal come at the time limit, for what asks nobody meanwhile."""
