@@ -126,6 +126,8 @@ class Interrupt:
         else:
             hours, minutes, seconds = map(int, time_limit.split(":"))
             self.deadline = process_started() + 3600 * hours + 60 * minutes + seconds
+        if self._latest() < time.monotonic():  # not 75: who runs it again would do so for ever
+            raise UserError(f"--time-limit {time_limit}: leaves no time to train: {_MARGIN_SECONDS:.0f} s of it are kept for the end; give a longer one.")
         self._set_alarm()
 
     def _latest(self) -> float:

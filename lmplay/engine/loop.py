@@ -125,7 +125,7 @@ def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
         return None  # the position is that after the last step, however far the reading has gone
     except Exception:
         recorder.flush()
-        save(run, work.stage.name, wait=True)
+        _insist(save(run, work.stage.name, wait=True))
         raise
 
 
@@ -138,7 +138,7 @@ def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
             if work.validate():
                 run.best.keep(run.components, work.stage.name if work.settings.patience is not None else None)
         except (Unavailable, UserError):
-            save(run, work.stage.name, wait=True)
+            _insist(save(run, work.stage.name, wait=True))
             raise
 
 
@@ -148,7 +148,7 @@ def _finish(run: Run, work: StageWork) -> bool:
         return work.finish()
     except (Unavailable, UserError):
         if work.stats.totals["total_train_steps"]:
-            save(run, work.stage.name, wait=True)
+            _insist(save(run, work.stage.name, wait=True))
         raise
 
 
