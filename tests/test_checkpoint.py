@@ -19,7 +19,9 @@ from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, trainer, w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmplay.engine import checkpoint, generations
+from lmplay.engine import checkpoint, generations, lock, loop, stagework
+from lmplay.engine.best import BestState
+from lmplay.engine.lock import Lock
 from lmplay.engine.saving import Saver
 from lmplay.errors import UserError
 from lmplay.files import remove_leftovers
@@ -64,6 +66,11 @@ def test_a_file_without_a_checksum_is_read_too(tmp_path):
     torch.save(content(3), tmp_path / "m.lmp")
     assert checkpoint.verify(tmp_path / "m.lmp") is None
     assert number_of(checkpoint.load(tmp_path / "m.lmp")) == 3
+
+
+def test_a_lost_checksum_is_not_taken_for_none(whole, tmp_path):
+    (tmp_path / "m.lmp").write_bytes(whole[:-48])
+    assert checkpoint.verify(tmp_path / "m.lmp") is False
 
 
 @given(data=st.data())
@@ -206,6 +213,63 @@ def test_one_state_is_written_at_a_time_and_what_goes_wrong_arrives():
         saver.wait()
     assert order == ["first", "second"]
     assert saver.wait() in (True, False)  # said once
+
+
+def test_without_a_thread_it_is_written_at_once(monkeypatch):
+    def no_more(self):
+        raise RuntimeError("can't start new thread")
+
+    saver, written = Saver(), []
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    saver.start(lambda cancelled: written.append(1) or True)
+    assert not saver.busy
+    assert written
+    saver.close(give_up=False)
+
+
+class Part:
+    """A component of which only the number matters."""
+
+    def __init__(self, name: str, number: int):
+        self.name, self.number = name, number
+
+    def state_args(self) -> dict:
+        return {}
+
+    def state(self) -> dict:
+        return {"stats": {"total_train_samples": self.number}}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_better_state_may_come_while_the_best_one_is_written(tmp_path, monkeypatch, fails):
+    """Whether that works out or not, the next save writes it, under the name of its own stage; one that could not be written is tried again."""
+    best, path = BestState(), tmp_path / "m.lmp"
+    original = checkpoint.write
+
+    def during(*arguments, **options):
+        best.keep([Part("runner", 2)], "two")
+        monkeypatch.setattr(checkpoint, "write", original)
+        if fails:
+            raise OSError("full")
+        original(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "write", during)
+    best.keep([Part("runner", 1)], "one")
+    best.hand_over()
+    if fails:
+        with pytest.raises(OSError, match="full"):
+            best.write(path)
+        best.write(path)
+    else:
+        best.write(path)
+    assert number_of(load(path.with_name("m.one.best.lmp"))) == number_of(load(path.with_name("m.best.lmp"))) == 1
+    best.hand_over()
+    best.write(path)
+    assert [number_of(load(path.with_name(f"m.{name}.lmp"))) for name in ("best", "one.best", "two.best")] == [2, 1, 2]
+    best.keep([Part("runner", 3)], None)
+    best.hand_over()
+    best.write(path)
+    assert [number_of(load(path.with_name(f"m.{name}.lmp"))) for name in ("best", "two.best")] == [3, 2]
 
 
 def test_a_write_that_nobody_waits_for_is_given_up(tmp_path):
@@ -373,6 +437,53 @@ def test_a_save_that_fails_is_tried_again(finished, out, tmp_path, monkeypatch, 
     if full_again:
         run()
     assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
+
+
+def test_a_stop_after_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
+    """The disk is full at the end of the first stage, and the request to stop comes before the second has begun."""
+    original, begin = generations.save, loop.StageWork
+
+    def full(path, content, stage, *arguments):
+        if content["curriculum"]["state"]["stages"][0]["done"]:
+            raise OSError(28, "No space left on device")
+        original(path, content, stage, *arguments)
+
+    def stop(run, stage, state):
+        if stage.name == "two":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begin(run, stage, state)
+
+    monkeypatch.setattr(generations, "save", full)
+    monkeypatch.setattr(loop, "StageWork", stop)
+    text = run(code=1)
+    assert "the state could not be saved" in text
+    monkeypatch.undo()
+    run()
+    assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
+
+
+def test_data_that_cannot_be_read_in_whatever_way_costs_no_step(finished, out, tmp_path, monkeypatch, run):
+    original, calls = stagework.StageWork.next_batch, iter(range(100))
+
+    def lost(self):
+        if next(calls) == 3:
+            raise OSError(116, "Stale file handle")
+        return original(self)
+
+    monkeypatch.setattr(stagework.StageWork, "next_batch", lost)
+    with pytest.raises(OSError, match="Stale"):
+        run()
+    assert load(out / f"{MODEL}.lmp")["runner"]["state"]["stats"]["total_train_steps"] == 3
+    monkeypatch.undo()
+    run()
+    assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
+
+
+def test_a_lock_file_that_is_never_the_same_is_no_endless_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_is", lambda handle, path: False)  # a file system that gives out new numbers all the time
+    held = Lock(tmp_path / "m.lmp")
+    held.take()
+    held.release()
 
 
 def test_a_slow_disk_changes_nothing(finished, out, monkeypatch, run):

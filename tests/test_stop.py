@@ -93,7 +93,8 @@ def test_signals_are_given_back():
 def test_a_signal_that_comes_too_late_does_not_change_how_the_process_ends(tmp_path, argv):
     """The program's own process only: others have their handlers back."""
     program = ("import os, signal, sys\nfrom lmplay.train.__main__ import main\n"
-               f"code = main({argv})\nos.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)")
+               f"code = main({argv})\n"
+               "os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(code)")
     run = subprocess.run([sys.executable, "-c", program, "--exp", "list"], capture_output=True, check=False, env=ENVIRONMENT, cwd=tmp_path)
     assert run.returncode == (0 if argv == "None" else -signal.SIGTERM)
 
@@ -146,10 +147,19 @@ def test_the_end_of_the_slurm_job_is_a_time_limit(monkeypatch):
 
 
 def test_a_time_limit_that_passes_in_start_up_ends_it():
+    age = int(time.monotonic() - process_started())
     with Interrupt() as interrupt, pytest.raises(Stopped) as stopped:  # noqa: PT012
-        interrupt.limit("00:00:01")
+        interrupt.limit(f"00:{(age + 7) // 60:02}:{(age + 7) % 60:02}")
         time.sleep(5)
     assert stopped.value.exit_code == 75
+
+
+@pytest.mark.parametrize("limit", ["00:00:05", "auto"])
+def test_a_time_limit_that_leaves_no_time_is_no_reason_to_run_again(monkeypatch, limit):
+    """A job that queues itself again would never end."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3))
+    with Interrupt() as interrupt, pytest.raises(UserError, match="leaves no time"):
+        interrupt.limit(limit)
 
 
 def test_without_a_limit_there_is_none():
@@ -302,6 +312,38 @@ def test_resume_best_and_a_file(corpus, capsys):
     assert Path("out_gpt/gpt2ish_model.old-1.lmp").read_bytes() == newest
     assert "no file" in train(capsys, "--resume", "missing.lmp", code=2)
     assert "give one of them" in train(capsys, "--resume", "best", "--reset-history", code=2)
+
+
+def test_a_damaged_file_to_go_back_to_is_not_the_end(corpus, capsys):
+    flags = ["--save-interval", 10, "--validation-interval", 10]
+    train(capsys, *flags, "--max-steps", 8, code=75)
+    best = Path("out_gpt/gpt2ish_model.best.lmp")
+    content = best.read_bytes()
+    best.write_bytes(content[:-5])
+    assert "without --resume" in train(capsys, *flags, "--resume", "best", code=2)
+    best.write_bytes(content)
+    for path in Path("out_gpt").glob("*.lmp"):
+        if path != best:
+            os.truncate(path, 1000)
+    assert "--resume best" in train(capsys, *flags, code=2)
+    assert "plan complete" in train(capsys, *flags, "--resume", "best")
+
+
+def test_a_run_that_is_stopped_at_once_says_how_to_go_on(corpus, capsys, monkeypatch):
+    """Not by the same command, which would start anew."""
+    original, clock = loop.save, time.monotonic
+
+    def twice(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr("lmplay.engine.interrupt.time.monotonic", lambda: clock() + 1)
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(loop, "save", twice)
+    text = train(capsys, "--save-interval", 10, "--reset-history", code=130)
+    assert "stopped at once; what was saved before is whole. To go on:" in text
+    assert "--reset-history" not in text
+    assert text.rstrip().endswith("--save-interval 10")
 
 
 def test_going_back_to_a_stage_keeps_the_later_ones(corpus, capsys):

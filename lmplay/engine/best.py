@@ -21,31 +21,35 @@ class BestState:
     """
 
     def __init__(self) -> None:
-        self._content: dict[str, Any] | None = None
+        self._kept: tuple[dict[str, Any], str | None] | None = None
+        self._unwritten: tuple[dict[str, Any], str | None] | None = None  # nobody but who writes touches it while that is done
 
-    def keep(self, components: Sequence[Component]) -> None:
-        """Copy the state: at each best validation, so that the disk is written to no more often than the run saves."""
-        self._content = _copy(checkpoint.content_of(components), {})
+    def keep(self, components: Sequence[Component], stage: str | None) -> None:
+        """Copy the state: at each best validation, so that the disk is written to no more often than the run saves.
 
-    def write(self, path: Path, stage: str, early_stopping: bool, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Write what is not yet written, as NAME.best.lmp, and as NAME.STAGE.best.lmp too where the stage may end early.
+        :param components: whose state it is.
+        :param stage: the stage at work, if it may end early: it has a best state of its own.
+        """
+        self._kept = _copy(checkpoint.content_of(components), {}), stage
+
+    def hand_over(self) -> None:
+        """Make what has been kept what the next save writes; to be called while none is being written."""
+        if self._kept is not None:
+            self._unwritten, self._kept = self._kept, None
+
+    def write(self, path: Path, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Write what is not yet written, as NAME.best.lmp, and as NAME.STAGE.best.lmp too where its stage may end early.
 
         :param path: NAME.lmp.
-        :param stage: the stage at work.
-        :param early_stopping: whether it may end early.
         :param cancelled: True stops the writing.
         :raises OSError: when it cannot be written; the next save tries again.
         """
-        content, self._content = self._content, None  # taken first: a better one may come while this is written
-        if content is None:
-            return
-        try:
+        if self._unwritten is not None:
+            content, stage = self._unwritten
             checkpoint.write(best_file(path), content, cancelled=cancelled)
-            if early_stopping:
+            if stage is not None:
                 link_atomic(best_file(path), best_file(path, stage))
-        except OSError:
-            self._content = self._content or content
-            raise
+            self._unwritten = None
 
 
 def best_file(path: Path, stage: str | None = None) -> Path:

@@ -136,7 +136,7 @@ def verify(path: Path) -> bool | None:
         tail = file.read()
         comment = tail[_END_SIZE:]
         if not comment.startswith(_MARK):
-            return None if tail[-_END_SIZE:].startswith(_END) else False
+            return None if tail[-_END_SIZE:].startswith(_END) and tail.endswith(_NO_COMMENT) else False
         file.seek(0)
         found = xxhash.xxh3_128()
         left = size - _COMMENT - len(_NO_COMMENT)

@@ -57,7 +57,8 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
     :param path: NAME.lmp.
     :param stages: names of the plan's stages.
     :return: what is to be gone on from; None when there is no file at all.
-    :raises UserError: when none is whole, or the newest whole one is of a version that is not known.
+    :raises Damaged: when none is whole.
+    :raises UserError: when the newest whole one is of a version that is not known.
     """
     damaged: list[tuple[Path, str]] = []
     for candidate in _candidates(path, stages):
@@ -69,7 +70,7 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
             twin = str(error)
         damaged.append((candidate, twin))
     if damaged:
-        raise UserError(damaged[0][1], *(f"model {other}: damaged too." for other, _ in damaged[1:]))
+        raise Damaged(damaged[0][1], *(f"model {other}: damaged too." for other, _ in damaged[1:]))
     return None
 
 

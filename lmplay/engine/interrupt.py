@@ -103,8 +103,8 @@ class Interrupt:
 
         :raises Stopped: on a request.
         """
-        self._nothing_to_save = True
         try:
+            self._nothing_to_save = True
             if self.requested():
                 raise Stopped(self.exit_code or AGAIN, self.at_work)
             self._set_alarm()
@@ -126,11 +126,15 @@ class Interrupt:
         else:
             hours, minutes, seconds = map(int, time_limit.split(":"))
             self.deadline = process_started() + 3600 * hours + 60 * minutes + seconds
+        if self._latest() < time.monotonic():  # not 75: who runs it again would do so for ever
+            raise UserError(f"--time-limit {time_limit}: leaves no time to train: {_MARGIN_SECONDS:.0f} s of it are kept for the end; give a longer one.")
         self._set_alarm()
 
     def _latest(self) -> float:
-        """Work out when to stop, so that the save is done before the time limit: half as long again as it has taken, and some steps."""
-        return self.deadline - 1.5 * self.save_seconds - 3 * self.step_seconds - _MARGIN_SECONDS
+        """Work out when to stop, so that the save is done before the time limit: half as long again as it has taken, and some steps.
+
+        One that has just begun in the background is waited for before."""
+        return self.deadline - 2.5 * self.save_seconds - 3 * self.step_seconds - _MARGIN_SECONDS
 
     def _set_alarm(self) -> None:
         """Let a signal come at the time limit, for what asks nobody meanwhile."""

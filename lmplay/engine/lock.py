@@ -18,6 +18,8 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+# Runs that take and leave the same lock at the same moment do not do so for ever; a file system where a file is never the same twice does.
+_TRIES = 100
 
 
 class Lock:
@@ -36,6 +38,7 @@ class Lock:
 
         :raises UserError: when another process holds it (says which), or the file cannot be made.
         """
+        tries = _TRIES
         while self._handle is None and fcntl is not None:
             try:
                 handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -46,7 +49,8 @@ class Lock:
                 holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
                 os.close(handle)
                 raise UserError(f"model {self._model}: is being trained by {holder}. Wait for it or stop it, or choose another --model.")
-            if not _is(handle, self._path):
+            tries -= 1
+            if tries and not _is(handle, self._path):
                 os.close(handle)  # who held it has removed the file since it was opened
                 continue
             self._handle = handle

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..cadence import Every
 from ..data.batcher import Batch
-from ..errors import LmplayError, TrainingError, Unavailable, UserError
+from ..errors import TrainingError, Unavailable, UserError
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
 from . import checkpoint, generations
@@ -34,9 +34,11 @@ def train(run: Run) -> int:
     """
     saving, validating = Every(run.settings.save_interval), Every(run.settings.validation_interval)
     run.report.banner(run)
+    saved = True
     for stage, state in run.curriculum.remaining():
         work = _start(run, stage, state)
         if work is None:
+            _insist(saved)
             return _end(run)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
@@ -79,6 +81,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
+    run.best.hand_over()
     then = replace(run, runner=replace(run.runner, **figures))
     run.saver.start(lambda cancelled: _write(then, content, stage, cancelled))
     return run.saver.wait() if wait else True
@@ -92,7 +95,7 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
     started = time.monotonic()
     try_to_write_stats(run)
     try:
-        run.best.write(run.path, stage, run.stage_settings[stage].patience is not None, cancelled)
+        run.best.write(run.path, cancelled)
         generations.save(run.path, content, stage, run.settings.keep, cancelled)
     except checkpoint.Cancelled:
         return False
@@ -114,15 +117,15 @@ def _start(run: Run, stage: Stage, state: StageState) -> StageWork | None:
 
 
 def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
-    """Give the next batch; if the data fails (a damaged row, a hub gone away), save what has been done and let the error go on."""
+    """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and let the error go on."""
     try:
         with run.interrupt.at_once():
             return work.next_batch()
     except Stopped:
         return None  # the position is that after the last step, however far the reading has gone
-    except LmplayError:
+    except Exception:
         recorder.flush()
-        save(run, work.stage.name, wait=True)
+        _insist(save(run, work.stage.name, wait=True))
         raise
 
 
@@ -133,9 +136,9 @@ def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
     with recorder.pause():
         try:
             if work.validate():
-                run.best.keep(run.components)
+                run.best.keep(run.components, work.stage.name if work.settings.patience is not None else None)
         except (Unavailable, UserError):
-            save(run, work.stage.name, wait=True)
+            _insist(save(run, work.stage.name, wait=True))
             raise
 
 
@@ -145,7 +148,7 @@ def _finish(run: Run, work: StageWork) -> bool:
         return work.finish()
     except (Unavailable, UserError):
         if work.stats.totals["total_train_steps"]:
-            save(run, work.stage.name, wait=True)
+            _insist(save(run, work.stage.name, wait=True))
         raise
 
 

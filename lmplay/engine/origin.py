@@ -25,17 +25,25 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
     :return: a checkpoint, the newest whole one where no other is asked for; None for a new run.
     :raises UserError: when there is none where one is asked for, or none is whole.
     """
+    best = best_file(path)
     if settings.resume == "latest":
-        return None if settings.reset_history else generations.find(path, stages)
+        try:
+            return None if settings.reset_history else generations.find(path, stages)
+        except checkpoint.Damaged as error:
+            raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
     if settings.reset_history:
         raise UserError(f"--resume {settings.resume} and --reset-history together: give one of them.")
-    chosen = best_file(path) if settings.resume == "best" else Path(settings.resume).expanduser()
+    chosen = best if settings.resume == "best" else Path(settings.resume).expanduser()
     if not chosen.is_file():
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
         raise UserError(f"--resume {settings.resume}: there is no file {chosen}; {hint}.")
     if path.exists() and path.samefile(chosen):
         chosen = path
-    return Found(chosen, checkpoint.load(chosen))
+    try:
+        return Found(chosen, checkpoint.load(chosen))
+    except checkpoint.Damaged as error:
+        raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
+                        "newest state.") from None
 
 
 def settle(settings: Settings, path: Path, found: Found | None, to_come: list[str], say: Callable[[str], None]) -> None:

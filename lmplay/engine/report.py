@@ -17,6 +17,7 @@ from ..errors import tell
 if TYPE_CHECKING:
     from ..data.batcher import Batch
     from ..plan.schema import Plan
+    from ..plan.settings import Settings
     from .evaluate import Example
     from .run import Run
     from .stagework import StageWork
@@ -172,13 +173,18 @@ class Report:
         self.say(f"\nstopped ({run.interrupt.reason}) in stage {number + 1}/{len(run.curriculum.states)}, {run.curriculum.states[number].name}, at "
                  f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run")
         self.say(f"the state is saved in {run.path}. To go on:" if run.path.exists() else "nothing to save yet. To start again:")
-        self.say(f"  {self._command + self._undo(run)}")
+        self.say(f"  {self._command + self._undo(run.settings)}")
 
-    def unavailable(self, reason: str, saved: bool) -> None:
+    def stopped_at_once(self, settings: Settings) -> None:
+        """Say how to go on after a second request to stop; on standard error."""
+        self._close_bar()
+        tell(f"\nlmp_trainer: stopped at once; what was saved before is whole. To go on:\n  {self._command + self._undo(settings)}", sys.stderr)
+
+    def unavailable(self, reason: str, saved: bool, settings: Settings) -> None:
         """Say that something outside has gone away, and how to go on when it is back; on standard error, as all that ends a run early."""
         self._close_bar()
         state = "The state is saved; to go on when it is back:" if saved else "Nothing has been changed; to try again:"
-        tell(f"lmp_trainer: {reason}\n{state}\n  {self._command}", sys.stderr)
+        tell(f"lmp_trainer: {reason}\n{state}\n  {self._command + self._undo(settings)}", sys.stderr)
 
     def weights(self, path: Path | None) -> None:
         """Say where the weights alone are, if they were asked for."""
@@ -210,9 +216,8 @@ class Report:
         minutes, seconds = divmod(round((time.monotonic() - at) * (1 - share) / (share - first)), 60)
         return f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
 
-    def _undo(self, run: Run) -> str:
+    def _undo(self, settings: Settings) -> str:
         """Give the flags that undo what a settings file, not the command line, says of starting anew."""
-        settings = run.settings
         undo = [(settings.reset_history, " --no-reset-history"), (settings.ignore_optimizer, " --no-ignore-optimizer"),
                 (settings.resume != "latest", " --resume latest")]
         return "".join(flag for wanted, flag in undo if wanted) if "--use-config" in self._command.replace("_", "-") else ""

@@ -68,8 +68,10 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish the save that is being written, or leave it where the user wants to end at once; let others have the model file."""
         with self.closing:
-            self.saver.close(give_up=kind is not None and not issubclass(kind, Exception))
-            self.lock.release()
+            try:
+                self.saver.close(give_up=kind is not None and not issubclass(kind, Exception))
+            finally:
+                self.lock.release()
 
     @property
     def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:

@@ -85,7 +85,10 @@ class Saver:
         """
         self.wait()
         self._idle.clear()
-        threading.Thread(target=self._run, args=(write,), name="lmplay-save").start()
+        try:
+            threading.Thread(target=self._run, args=(write,), name="lmplay-save").start()
+        except RuntimeError:  # there can be no more threads
+            self._run(write)
 
     def wait(self) -> bool:
         """Wait until nothing is being written.
@@ -105,7 +108,11 @@ class Saver:
         :param give_up: leave the state that is being written half done (it has no name yet), instead of waiting for it.
         """
         self._cancel = give_up
-        self._idle.wait()
+        try:
+            self._idle.wait()
+        except BaseException:  # a request to end at once
+            self._cancel = True
+            raise
 
     def _run(self, write: Callable[[Callable[[], bool]], bool]) -> None:
         """Do the writing, in the thread."""

@@ -35,8 +35,8 @@ def main(argv: list[str] | None = None) -> int:
                 return 0
             return _run(settings, interrupt, arguments)
     except Stopped as stop:
-        done = "stopped at once; what was saved before is whole" if stop.at_work else "stopped before training began; nothing has been changed"
-        tell(f"\nlmp_trainer: {done}, and the same command goes on.", sys.stderr)
+        if not stop.at_work:  # else it has been said
+            tell("\nlmp_trainer: stopped before training began; nothing has been changed, and the same command goes on.", sys.stderr)
         return stop.exit_code
     except UserError as error:
         for fault in error.faults:
@@ -82,8 +82,12 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     try:
         return _work(settings, plan, interrupt, report)
     except Unavailable as error:
-        report.unavailable(str(error), saved=interrupt.at_work)
+        report.unavailable(str(error), interrupt.at_work, settings)
         return interrupt.exit_code or error.exit_code
+    except Stopped as stop:
+        if stop.at_work:
+            report.stopped_at_once(settings)
+        raise
 
 
 def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
