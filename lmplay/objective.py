@@ -33,7 +33,8 @@ class Result:
 
 
 def next_token(
-    model: nn.Module, tokens_BT: Tensor, positions_N: Tensor, targets_N: Tensor, head: nn.Module | None = None, chunk: int = CHUNK
+    model: nn.Module, tokens_BT: Tensor, positions_N: Tensor, targets_N: Tensor, head: nn.Module | None = None, chunk: int = CHUNK,
+    lengths: tuple[int, ...] | None = None
 ) -> Result:
     """Judge a model by the tokens it gives to the truth.
 
@@ -45,10 +46,12 @@ def next_token(
     :param targets_N: the ids of these next tokens, int64.
     :param head: hidden states (C, D) -> logits (C, V); None = ``model.head``.  For a wrapper that hides the model's attributes.
     :param chunk: positions to hold logits for.
+    :param lengths: of pieces that are joined in one row, for a model that takes them.
     :return: loss sum, count, losses and predictions.
     """
     head = model.get_submodule("head") if head is None else head
-    hidden_ND = model(tokens_BT).flatten(0, 1).index_select(0, positions_N)
+    hidden_BTD = model(tokens_BT) if lengths is None else model(tokens_BT, lengths=lengths)
+    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, positions_N)
     if type(head) is nn.Linear and head.bias is None:  # not isinstance: a subclass (an adapter, say) computes something else
         loss_sum, losses_N, predictions_N = linear_cross_entropy(hidden_ND, head.weight, targets_N, chunk)
     else:

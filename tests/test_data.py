@@ -1,7 +1,7 @@
 """The data path: orders, mixing, pieces, batches, positions.  Invariants 1, 2, 3 and the position of 5."""
 import itertools
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from helpers import write_rows
@@ -417,20 +417,27 @@ def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
     assert len(samples) == expected
 
 
-@given(SIZES.filter(bool), st.integers(1, 7), st.sampled_from([1, 16]))
-def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple):
+@given(SIZES.filter(bool), st.integers(1, 7), st.sampled_from([1, 16]), st.just(0) | st.integers(1, 200), st.booleans())
+def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, room, joined):
     batch = Batcher(Given(sizes), Cutter(BYTES, 30), 20).next()
-    mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29)
+    mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29, room, joined)
     assert sorted(number for mini in mini_batches for number, _ in mini.rows) == list(range(len(batch.pieces)))
     for mini in mini_batches:
-        assert len(mini.tokens) <= mini_batch_size
-        assert mini.tokens.shape[1] <= 29
+        assert mini.tokens.numel() <= room or len(mini.rows) <= (1 if room else mini_batch_size)
+        assert mini.tokens.shape[1] <= 29 or joined
+        if joined:
+            assert mini.lengths == tuple(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
+            assert mini.tokens.shape == (1, sum(mini.lengths))
         assert mini.n_padding == mini.tokens.numel() - sum(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
         flat = mini.tokens.flatten()
         for number, where in mini.rows:
             piece = batch.pieces[number]
             assert mini.targets[where].tolist() == piece.tokens[piece.n_prompt:].tolist()
             assert flat[mini.positions[where]].tolist() == piece.tokens[piece.n_prompt - 1:-1].tolist()
+    if room:  # no mini-batch had room for the first piece of the next
+        for mini, after in pairwise(mini_batches):
+            longest = mini.tokens.shape[1] if not joined else 0
+            assert mini.tokens.numel() + (longest or after.lengths[0]) > room
 
 
 # --- stages

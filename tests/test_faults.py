@@ -39,8 +39,8 @@ def poison(monkeypatch):
     """A model that gives no numbers for a mini-batch with poison in it."""
     forward = GPT2ish.forward
 
-    def poisoned(self, tokens):
-        hidden = forward(self, tokens)
+    def poisoned(self, tokens, lengths=None):
+        hidden = forward(self, tokens, lengths=lengths)
         return hidden * math.nan if (tokens == POISON).any() else hidden
 
     monkeypatch.setattr(GPT2ish, "forward", poisoned)
@@ -108,7 +108,7 @@ def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(ca
         train(capsys, "--model", "by_hand.lmp", "--dropout", 0.1)
     assert next(steps) > 9
     forward = GPT2ish.forward
-    monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens: forward(self, tokens) * (math.nan if (tokens == POISON).any() else 1.0))
+    monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens, lengths=None: forward(self, tokens, lengths=lengths) * (math.nan if (tokens == POISON).any() else 1.0))
     train(capsys, "--model", "skipped.lmp", "--on-nonfinite", "skip", "--dropout", 0.1)
     expected, found = (load(Path(name))["model"]["state"] for name in ("by_hand.lmp", "skipped.lmp"))
     assert all(torch.equal(expected[key], found[key]) for key in expected)
@@ -195,7 +195,7 @@ def weights(path=FILE):
                          "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)")])
 def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, error):
     make_plan(batch_size=12)
-    train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0)
+    train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0, "--pack", "off")
     given = memory(4, error)
     text = train(capsys, "--mini-batch-size", "auto", "--dropout", 0)
     assert "out of memory with 12 pieces in a mini-batch: from here on 6" in text
@@ -211,7 +211,7 @@ def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, er
 def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
     """The random numbers and gradients of a try that failed in its second mini-batch are gone: the bits are those of a run that began smaller."""
     make_plan(batch_size=12)
-    train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0.2)
+    train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0.2, "--pack", "off")
     forward, given = GPT2ish.forward, []
 
     def attempt(self, tokens):

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -172,3 +174,20 @@ def test_refuses_too_long_a_sequence() -> None:
     model(tokens(1, 24))
     with pytest.raises(ValueError, match=r"25 tokens.*24"):
         model(tokens(1, 25))
+
+
+@given(st.lists(st.integers(1, 24), min_size=1, max_size=7))
+@settings(max_examples=25, deadline=None)
+def test_joined_pieces_are_read_as_if_each_were_alone(lengths):
+    model = small(dropout=0.0).double()
+    pieces = [tokens(length, seed=number) for number, length in enumerate(lengths)]
+    joined = model(torch.cat(pieces)[None], lengths=tuple(lengths))
+    assert joined.shape == (1, sum(lengths), 32)
+    torch.testing.assert_close(joined[0], torch.cat([model(piece[None])[0] for piece in pieces]))
+
+
+def test_a_joined_piece_longer_than_the_context_is_refused():
+    model = small()
+    model(tokens(1, 48), lengths=(24, 24))
+    with pytest.raises(ValueError, match="25 tokens is longer"):
+        model(tokens(1, 48), lengths=(25, 23))

@@ -35,10 +35,10 @@ def make_pieces(lengths):
     return [piece for i, length in enumerate(lengths) for piece in cutter.cut(Sample("title\n\n" if i % 2 else "", "abcde. " * length, row=i))]
 
 
-def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, **options):
+def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, room=0, joined=False, **options):
     model = make_model()
     optimizer = build_optimizer("sgd", model, 1.0)
-    mini_batches = collate(pieces, mini_batch_size, (runtime or Runtime(CPU)).length_multiple, 63)
+    mini_batches = collate(pieces, mini_batch_size, (runtime or Runtime(CPU)).length_multiple, 63, room, joined)
     result = train_step(model, wrap(model), optimizer, runtime or Runtime(CPU), mini_batches, grad_clip=options.pop("grad_clip", 0), watch=range(4),
                         interrupted=lambda: False, **options)
     return model, result
@@ -58,12 +58,13 @@ def reference(pieces):
     return float(loss_sum), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 10))
-@settings(max_examples=25, deadline=None)
-def test_mini_batches_do_not_matter(lengths, mini_batch_size):
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 10), st.just(0) | st.integers(1, 300), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_mini_batches_do_not_matter(lengths, mini_batch_size, room, joined):
     pieces = make_pieces(lengths)
     expected_loss, expected = reference(pieces)
-    model, result = do_step(pieces, mini_batch_size)
+    model, result = do_step(pieces, mini_batch_size, room=room, joined=joined)
+    assert result.padding == 0 or not joined
     assert float(result.loss_sum) == pytest.approx(expected_loss, rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].float(), rtol=1e-3, atol=1e-5)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..data.batcher import Batcher
 from ..data.collate import MiniBatch, collate
-from ..data.continuation import Cutter
+from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream
@@ -95,7 +95,9 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     for stage in plan.stages:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
-        looked = _look(stage_data[stage.name], stage, own, cutter, settings.first_mini_batch, runtime.length_multiple)
+        group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len - 1,
+                        room=settings.room(own.context_len), joined=runtime.joins(module))
+        looked = _look(stage_data[stage.name], stage, own, cutter, group)
         look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)
         stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name]),
                        "first_samples": [sample_as_json(look, sample, _PIECES_SHOWN) for _, sample in sorted(looked.first_samples.items())]})
@@ -109,7 +111,7 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
             "checkpoint_bytes": state, "checkpoints_bytes": state * (1 + settings.keep + len(plan.stages) + 1 + 1)}
 
 
-def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, mini_batch_size: int, multiple: int) -> _Looked:
+def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, group: Callable[[list[Piece]], list[MiniBatch]]) -> _Looked:
     """Cut and batch the first samples of a stage, in the order of training."""
     looked, started = _Looked(), time.monotonic()
     batcher = Batcher(data.samples(), cutter, own.batch_size, stage.tokens)
@@ -119,7 +121,7 @@ def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, min
         if batch is None:
             looked.whole = True
             break
-        mini_batches = collate(batch.pieces, mini_batch_size, multiple, cutter.context_len - 1)
+        mini_batches = group(batch.pieces)
         looked.first = looked.first or mini_batches
         looked.batches += 1
         looked.counts.update(batch.counts())

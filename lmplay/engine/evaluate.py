@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..data.collate import collate
+from ..data.collate import MiniBatch
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..objective import next_token
@@ -36,11 +36,11 @@ class Judgement:
 
 
 def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: Tokenizer, cutter: Cutter, samples: Sequence[Sample],
-             mini_batch_size: int, interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Judgement | None:
+             to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Judgement | None:
     """Judge a model by samples.
 
     :param samples: held-out ones, at least one.
-    :param mini_batch_size: pieces at once on the device.
+    :param to_mini_batches: makes of pieces what goes through the device at once.
     :param interrupted: asked before each mini-batch.
     :param names: of the sources, by the numbers in the samples, where they are to be told apart.
     :return: None when interrupted, else what was found; predictions are each token's given all the truth before it.
@@ -56,12 +56,12 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
     raw.eval()
     try:
         with torch.no_grad():
-            for mini_batch in collate(pieces, mini_batch_size, runtime.length_multiple, cutter.context_len - 1):
+            for mini_batch in to_mini_batches(pieces):
                 if interrupted():
                     break
                 there = mini_batch.to(runtime.device)
                 with runtime.autocast():
-                    result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"))
+                    result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
                 sums["loss_sum"] += float(result.loss_sum)
                 sums["n_tokens"] += result.count
                 losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -12,6 +13,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..plan.settings import Settings
+from .allocator import keep_freed_memory
 
 # Under compile every new shape costs a compilation: lengths are rounded up to a multiple of this.
 _COMPILED_MULTIPLE = 64
@@ -26,6 +28,11 @@ class Runtime:
         :raises UserError: when the device is not there.
         """
         self.device = choose_device(settings.device)
+        if settings.pack == "on" and settings.compile_model:
+            raise UserError("--pack on and --compile-model together: joined pieces have other lengths in each step, and each would be compiled; give one.")
+        if settings.tune_allocator and self.device.type == "cpu":
+            keep_freed_memory()
+        torch.set_float32_matmul_precision(settings.matmul_precision)
         self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
         self.asynchronous = self.device.type != "cpu"  # the device works on while the program goes ahead
@@ -40,6 +47,17 @@ class Runtime:
     def length_multiple(self) -> int:
         """What lengths of mini-batches are rounded up to."""
         return _COMPILED_MULTIPLE if self._settings.compile_model else 1
+
+    def joins(self, model: nn.Module) -> bool:
+        """Tell whether pieces go through a model one behind the other, without padding: where it can, and by itself where that is known to be faster.
+
+        :raises UserError: when it is asked for and cannot be.
+        """
+        able = "lengths" in inspect.signature(model.forward).parameters
+        if self._settings.pack == "on" and not able:
+            raise UserError(f"--pack on: {type(model).__name__}.forward takes no `lengths` (see lmplay.exp); leave --pack out.")
+        # Compiled code would be made anew for each set of lengths, and a GPU waits for the many small attentions.
+        return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu" and not self._settings.compile_model))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Give what is run in place of the raw model: compiled, if asked for. Saving and freezing use the raw one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..data.batcher import Batch, Batcher
 from ..data.collate import MiniBatch, collate
-from ..data.continuation import Cutter
+from ..data.continuation import Cutter, Piece
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.stream import SampleStream, describe_skipped
@@ -67,6 +67,7 @@ class StageWork:
         self.settings = run.stage_settings[stage.name]
         self.data = run.stage_data[stage.name]
         self.cutter = Cutter(run.model.tokenizer, self.settings.context_len, run.settings.continuation == "estimate")
+        self._joined = run.runner.runtime.joins(run.model.module)
         self.stream = self.data.samples()
         self._prefetch = Prefetch(self._prepare, _BATCHES_AHEAD if run.settings.data_workers else 0)
         run.closing.callback(self._prefetch.close)
@@ -202,18 +203,19 @@ class StageWork:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:
                 size = min(self.mini_batch_size, len(batch.pieces))
-                yield _Prepared(batch, size, self._collate(batch, size), batcher.reached)
+                yield _Prepared(batch, size, self._collate(batch.pieces, size), batcher.reached)
             yield _Prepared(None, 0, [], batcher.reached, batcher.empty)
 
     def _mini_batches(self, batch: Batch, size: int) -> list[MiniBatch]:
         """Give a batch's mini-batches of up to `size` pieces: those made with it, if it is the batch at hand and was made for this size."""
         prepared = self._prepared
         same = prepared is not None and prepared.batch is batch and prepared.size == min(size, len(batch.pieces))
-        return prepared.mini_batches if prepared is not None and same else self._collate(batch, size)
+        return prepared.mini_batches if prepared is not None and same else self._collate(batch.pieces, size)
 
-    def _collate(self, batch: Batch, size: int) -> list[MiniBatch]:
-        """Make the mini-batches of a batch."""
-        return collate(batch.pieces, size, self.run.runner.runtime.length_multiple, self.cutter.context_len - 1)
+    def _collate(self, pieces: Sequence[Piece], size: int) -> list[MiniBatch]:
+        """Make the mini-batches of up to `size` pieces, or of as many as there is room for."""
+        most, room = self.cutter.context_len - 1, self.run.settings.room(self.cutter.context_len)
+        return collate(pieces, size, self.run.runner.runtime.length_multiple, most, room, self._joined)
 
     def _take_final(self, stream: SampleStream) -> list[Sample]:
         """Take samples for the validation at the end: not so many that long texts make it take longer than the stage."""
@@ -240,8 +242,8 @@ class StageWork:
         run = self.run
 
         def attempt(mini_batch_size: int) -> Judgement | None:
-            return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, mini_batch_size,
-                            run.interrupt.requested, self.by_source.validation_names)
+            return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples,
+                            lambda pieces: self._collate(pieces, mini_batch_size), run.interrupt.requested, self.by_source.validation_names)
 
         judged = self._fit_memory(attempt, self.mini_batch_size)
         if judged is None:
@@ -279,7 +281,9 @@ class StageWork:
                 if not is_out_of_memory(error):
                     raise
                 if size == 1 or run.settings.mini_batch_size != "auto":
-                    raise TrainingError(_no_memory(size, self.cutter.context_len)) from error
+                    room = f"{run.settings.mini_batch_tokens:,} tokens" if run.settings.mini_batch_tokens else \
+                        f"{size} piece{'s' * (size > 1)} of up to {self.cutter.context_len} tokens"
+                    raise TrainingError(_no_memory(room, size == 1)) from error
             # here the error is gone, and with it what its frames held
             run.runner.mini_batch_size = size // 2
             run.optimizers.optimizer.zero_grad(set_to_none=True)
@@ -302,8 +306,7 @@ class StageWork:
         return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
 
 
-def _no_memory(size: int, context_len: int) -> str:
+def _no_memory(room: str, smallest: bool) -> str:
     """Say what may help when memory has run out."""
-    smaller = "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then " if size > 1 else ""
-    return (f"out of memory with {size} piece{'s' * (size > 1)} of up to {context_len} tokens in a mini-batch; the last checkpoint is whole. "
-            f"What may help: {smaller}--amp, a smaller --context-len or model.")
+    smaller = "" if smallest else "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then "
+    return f"out of memory with {room} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, a smaller --context-len or model."

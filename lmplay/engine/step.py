@@ -58,7 +58,7 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
             return None
         there = mini_batch.to(runtime.device)
         with runtime.autocast():
-            result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"))
+            result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
         runtime.scaler.scale(result.loss_sum / n_truth).backward()
         loss_sum += result.loss_sum.detach()
         if len(source_sums):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
@@ -46,25 +47,28 @@ class GPT2ish(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialize(num_blocks)
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
         """Read tokens.
 
         :param tokens_BT: token ids, right-padded (no position sees a later one, so padding needs no mask).
         :param cache: what was read before them, when a text is written; takes them in.
+        :param lengths: where B is 1: of the pieces that stand in this row one behind the other, each read as if it were alone.
         :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
-        :raises ValueError: when T is more than the context length.
+        :raises ValueError: when a piece has more tokens than the context length.
         """
-        length = tokens_BT.shape[1]
+        length = tokens_BT.shape[1] if lengths is None else max(lengths)
         if length > self.context_len:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's context length of {self.context_len}")
-        if cache is None:
-            positions = self.position_embedding.weight[:length]
-        else:
+        if cache is not None:
             cache.begin(length)
             positions = self.position_embedding(cache.positions_BT)
+        elif lengths is not None:
+            positions = self.position_embedding(torch.cat([torch.arange(length, device=tokens_BT.device) for length in lengths]))
+        else:
+            positions = self.position_embedding.weight[:length]
         hidden_BTD = self.embedding_dropout(self.token_embedding(tokens_BT) + positions)
         for block in self.blocks:
-            hidden_BTD = block(hidden_BTD, cache)
+            hidden_BTD = block(hidden_BTD, cache, lengths)
         return self.final_norm(hidden_BTD)
 
     def _initialize(self, num_blocks: int) -> None:

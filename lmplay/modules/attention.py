@@ -4,6 +4,9 @@ Shapes: B pieces, T positions, D width, H heads, K width of a head.
 """
 from __future__ import annotations
 
+from itertools import groupby
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,23 +33,35 @@ class CausalSelfAttention(nn.Module):
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.residual_dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
         """Mix each position with those before it.
 
         Pieces are padded on the right, where nothing looks from a real position: the causal rule is the only mask.
 
         :param hidden_BTD: normalised hidden states.
         :param cache: what was read before these positions, when a text is written.
+        :param lengths: of the pieces that are joined in the T positions of the only row; none sees another. None = a row is a piece.
         :return: what to add to the residual stream (B, T, D).
         """
-        query_key_value = self.query_key_value(hidden_BTD).unflatten(2, (3, self.num_heads, -1))
-        query_BHTK, key_BHTK, value_BHTK = query_key_value.permute(2, 0, 3, 1, 4).unbind(0)
+        query_key_value = self.query_key_value(hidden_BTD)
+        if lengths is None:
+            mixed_BTD = self._mix(query_key_value, cache)
+        else:  # those of one length side by side; split and cat, whose gradients are each other: that of a slice is as large as the whole
+            runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+            parts = query_key_value[0].split([length * count for length, count in runs])
+            mixed = [self._mix(part.unflatten(0, (count, length))).flatten(0, 1) for part, (length, count) in zip(parts, runs, strict=True)]
+            mixed_BTD = torch.cat(mixed)[None]
+        return self.residual_dropout(self.projection(mixed_BTD))
+
+    def _mix(self, query_key_value: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Do the attention of rows (B, T, 3 D), each a piece: (B, T, D)."""
+        query_BHTK, key_BHTK, value_BHTK = query_key_value.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
             mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, dropout_p=dropout, is_causal=True)
         else:
             mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, *cache.extend(key_BHTK, value_BHTK), attn_mask=cache.mask_B1TL)
-        return self.residual_dropout(self.projection(mixed_BHTK.transpose(1, 2).flatten(2)))
+        return mixed_BHTK.transpose(1, 2).flatten(2)
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:

@@ -49,7 +49,7 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
         self.mlp = Mlp(embed_dim, dropout)
 
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Pass the residual stream (B, T, D) through the block; `cache` as in :class:`CausalSelfAttention`."""
-        hidden_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), cache)
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
+        """Pass the residual stream (B, T, D) through the block; `cache` and `lengths` as in :class:`CausalSelfAttention`."""
+        hidden_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), cache, lengths)
         return hidden_BTD + self.mlp(self.mlp_norm(hidden_BTD))

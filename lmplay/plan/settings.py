@@ -41,6 +41,8 @@ class Settings:
     out_dir: str = "out_gpt"
     batch_size: int = 50
     mini_batch_size: int | str = 4
+    mini_batch_tokens: int = 0
+    pack: str = "auto"
     validation_batch_size: int = 4
     lr: float = 0.0006
     grad_clip: float = 0.0
@@ -60,6 +62,8 @@ class Settings:
     compile_model: bool = False
     compile_mode: str | None = None
     compile_backend: str = "inductor"
+    matmul_precision: str = "highest"
+    tune_allocator: bool = True
     seed: int = 0
     keep: int = 2
     resume: str = "latest"
@@ -80,6 +84,11 @@ class Settings:
     def first_mini_batch(self) -> int:
         """The mini-batch size to start with; with `auto` as many pieces as a batch has."""
         return self.batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size
+
+    def room(self, context_len: int) -> int:
+        """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
+        by_pieces = "mini_batch_size" in self.given or isinstance(self.mini_batch_size, str)
+        return self.mini_batch_tokens or (0 if by_pieces else self.mini_batch_size * (context_len - 1))
 
     @property
     def datasets_folder(self) -> Path:

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
     """Answer what needs no torch; for the rest, import the engine."""
-    _check_looks(settings)
+    _check_pairs(settings)
     if settings.exp == "list":
         from ..exp import experiments
 
@@ -132,8 +132,10 @@ def _inspect(path: Path, as_json: bool) -> int:
     return 2 if found["checksum"] == "wrong" else 0
 
 
-def _check_looks(settings: Settings) -> None:
-    """Refuse two flags that each print something and end, and --json where there is nothing to print."""
+def _check_pairs(settings: Settings) -> None:
+    """Refuse flags that contradict each other: two that each print something and end, --json where there is nothing to print, two sizes of a mini-batch."""
+    if settings.mini_batch_tokens and "mini_batch_size" in settings.given:
+        raise UserError("--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.")
     as_json = ("check_plan", "inspect", "show_samples", "show_batch")
     looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
     if len(looks) > 1:

@@ -114,6 +114,10 @@ FLAGS = (
     Flag(_T, "batch_size", _number(int, 1), "PIECES", "pieces of an optimizer step; changes the result"),
     Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result "
          "(but for the random numbers of dropout); `auto`: as many as a batch has, halved when memory runs out"),
+    Flag(_T, "mini_batch_tokens", _number(int, 0), "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the room of "
+         "--mini-batch-size full pieces, if that is not given either"),
+    Flag(_T, "pack", _choice("auto", "on", "off"), "WHEN", "put the pieces of a mini-batch one behind the other, without padding; changes speed, not the "
+         "result; auto: on a CPU, if not compiled"),
     Flag(_T, "validation_batch_size", _number(int, 1), "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many"),
     Flag(_T, "save_interval", _number(int, 0), "SAMPLES", "save each time so many samples have been trained on; 0 = only at stage ends and stops"),
     Flag(_T, "validation_interval", _number(int, 0), "SAMPLES", "validate each time so many samples have been trained on; 0 = only at stage ends"),
@@ -135,6 +139,9 @@ FLAGS = (
     Flag(_D, "compile_model", _switch, "", "compile the model with torch.compile: slower to start, faster to train"),
     Flag(_D, "compile_mode", _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "MODE", "mode of torch.compile"),
     Flag(_D, "compile_backend", _text, "NAME", "backend of torch.compile"),
+    Flag(_D, "matmul_precision", _choice("highest", "high", "medium"), "WHICH", "of float32 matrix products: faster where the device has TF32 (high) or "
+         "bfloat16 (medium), with other results"),
+    Flag(_D, "tune_allocator", _switch, "", "on a CPU (Linux), keep freed memory for the next step instead of giving it back to the system"),
     Flag(_R, "keep", _number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on"),
     Flag(_R, "resume", _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file"),
     Flag(_R, "save_weights_only", _text, "FILE", "at the end of the plan, also write the model without optimizer and history"),
