@@ -108,7 +108,8 @@ def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(ca
         train(capsys, "--model", "by_hand.lmp", "--dropout", 0.1)
     assert next(steps) > 9
     forward = GPT2ish.forward
-    monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens, lengths=None: forward(self, tokens, lengths=lengths) * (math.nan if (tokens == POISON).any() else 1.0))
+    monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens, lengths=None:
+                        forward(self, tokens, lengths=lengths) * (math.nan if (tokens == POISON).any() else 1.0))
     train(capsys, "--model", "skipped.lmp", "--on-nonfinite", "skip", "--dropout", 0.1)
     expected, found = (load(Path(name))["model"]["state"] for name in ("by_hand.lmp", "skipped.lmp"))
     assert all(torch.equal(expected[key], found[key]) for key in expected)

@@ -87,8 +87,9 @@ class Settings:
 
     def room(self, context_len: int) -> int:
         """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
-        by_pieces = "mini_batch_size" in self.given or isinstance(self.mini_batch_size, str)
-        return self.mini_batch_tokens or (0 if by_pieces else self.mini_batch_size * (context_len - 1))
+        if self.mini_batch_tokens or "mini_batch_size" in self.given or isinstance(self.mini_batch_size, str):
+            return self.mini_batch_tokens
+        return self.mini_batch_size * (context_len - 1)
 
     @property
     def datasets_folder(self) -> Path:
