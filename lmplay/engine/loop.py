@@ -14,6 +14,7 @@ from torch import nn
 from ..cadence import Every
 from ..data.batcher import Batch
 from ..errors import LmplayError, TrainingError, Unavailable
+from ..stats.modelstats import add_save
 from . import checkpoint, generations
 from .record import Recorder, try_to_write_stats
 from .run import Run
@@ -69,6 +70,10 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     """
     if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+    if not run.saver.wait() and run.runner.saves:
+        run.runner.saves.pop()  # the one before has failed
+    saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
+    add_save(run.runner.saves, saved_at)
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
     then = replace(run, runner=replace(run.runner, **figures))
