@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from lmplay.errors import UserError
 from lmplay.stats.__main__ import main
-from lmplay.stats.plot import compact, draw_curve, draw_differences, draw_together, save
+from lmplay.stats.plot import draw_curve, draw_differences, draw_together, save
 from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
+from lmplay.stats.words import compact
 
 STAGES = [("short", 2000, 75), ("long", 2000, 130)]
 NUMBERS = st.floats(-1e3, 1e3) | st.just(math.nan)
@@ -436,13 +437,14 @@ def test_one_run(tmp_path, capsys, monkeypatch):
         assert 1000 < width < 3000
         assert 500 < height < 2000
         assert str(tmp_path / name) in output.splitlines()
-    assert "no all_train.png, no all_train_diff.png: they compare models, and only tiny has train statistics" in output
+    assert "no all_train, no all_train_diff: they compare models, and only tiny has train statistics" in output
     validation = read_curve(tmp_path / "tiny_validate_stats.json")
     table = [line.split() for line in output.splitlines()[-2:]]
-    assert table[0] == ["model", "experiment", "samples", "tokens", "time", "train", "loss", "validation", "best", "bits/byte"]
+    assert table[0] == ["model", "experiment", "samples", "tokens", "time", "tokens/s", "train", "loss", "validation", "best", "bits/byte", "best"]
     loss = read_curve(tmp_path / "tiny_train_stats.json").columns["loss"][-1]
-    assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}",
-                        f"{validation.columns['loss'].min():.4f}", f"{validation.columns['loss'][-1] / 2:.4f}"]
+    assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", "1k", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}",
+                        *(f"{value:.4f}" for value in (validation.columns["loss"].min(), validation.columns["loss"][-1] / 2,
+                                                     validation.columns["loss"].min() / 2))]
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".png")]
 
 
@@ -470,7 +472,7 @@ def test_hardly_anything_recorded(tmp_path, capsys, rows):
     assert (code, complaints) == (0, "")
     assert len(pictures(tmp_path)) == 8
     if not rows:
-        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 7]
+        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 9]
         assert "nothing recorded yet" in words_in(draw_curve(curves_of(tmp_path)[0], None, ["tokens"], None))
 
 

@@ -29,7 +29,8 @@ _CHARTS = (("Validation loss (nats per token)", "validate", "loss"), ("Training 
 _DULL = ("model", "given", "plan", "out_dir")
 
 
-def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None) -> None:
+def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None,
+                 theme: str | None = None, baseline: str | None = None) -> None:
     """Write the report.
 
     :param curves: all that was read of an output folder.

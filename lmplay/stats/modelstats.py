@@ -257,7 +257,8 @@ def _derive(history: History) -> dict[str, list[float | None]]:
     loss = ratio("loss_sum", "n_tokens")
     floor = [nats / tokens if tokens == all_tokens and tokens else None
              for nats, tokens, all_tokens in zip(rows["nats_sum"], rows["nats_tokens"], rows["n_tokens"], strict=True)]
-    return {**{name: list(rows[name]) for name in (*_LAST, "skipped_batches", "forced_cuts")}, "loss": loss, "accuracy": ratio("words_right", "words"), "floor": floor,
+    return {**{name: list(rows[name]) for name in (*_LAST, "skipped_batches", "forced_cuts")},
+            "loss": loss, "accuracy": ratio("words_right", "words"), "floor": floor,
             "perplexity": [None if value is None else math.exp(min(value, 700.0)) for value in loss],
             "bits_per_byte": ratio("loss_sum", "n_bytes", 1 / _LN2), "grad_norm": ratio("grad_norm_sum", "grad_norms"),
             "padding_share": ratio("padding", "places"), "tokens_per_second": ratio("n_tokens", "step_seconds"),
