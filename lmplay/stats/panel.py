@@ -248,7 +248,7 @@ def _set_x_axis(axes: Axes, panels: Sequence[Panel], theme: Theme) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     name = panels[0].x_name
-    ends = [place for panel in panels for stage in panel.stages for place in (stage.begin[name], stage.end[name])]
+    ends = [place for panel in panels if not panel.difference for stage in panel.stages for place in (stage.begin[name], stage.end[name])]
     every = np.concatenate([ends, *(line.x for panel in panels for line in panel.lines)])
     every = every[np.isfinite(every)]
     low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)

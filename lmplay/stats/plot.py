@@ -101,7 +101,7 @@ def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing:
             chosen = next((curve for curve in curves if curve.model == baseline), None) or _longest(curves, x_name, y_name)
             base = lines[curves.index(chosen)]
             note = (f"{'above' if y_name == 'accuracy' else 'below'} zero = better than {cut(chosen.model, 40)}", base.color)
-            panels.append(Panel(x_name, y_name, [_minus(line, base) for line in lines], _shared_stages(curves, x_name), note=note))
+            panels.append(Panel(x_name, y_name, _all_minus(lines, base), _shared_stages(curves, x_name), note=note))
     title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models, each minus {'the longest run' if baseline is None else cut(baseline, 40)}"
     return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
 
@@ -178,6 +178,15 @@ def _lines(curves: Sequence[Curve], x_name: str, y_name: str, smoothing: float |
         color, style = theme.curves[index % len(theme.curves)], STYLES[index // len(theme.curves) % len(STYLES)]
         lines.append(_line(curve, x_name, y_name, smoothing, label, color, style))
     return lines
+
+
+def _all_minus(lines: Sequence[Line], base: Line) -> list[Line]:
+    """Prepare the differences, and the baseline itself as far as it is compared with anything."""
+    others = [_minus(line, base) for line in lines if line is not base]
+    reach = max((line.x[-1] for line in others if line.x.size), default=np.inf)
+    near = base.x <= reach
+    zero = _minus(replace(base, x=base.x[near], y=base.y[near], raw=base.raw[near]), base)
+    return [zero if line is base else others.pop(0) for line in lines]
 
 
 def _minus(line: Line, base: Line) -> Line:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..files import read_json_or_yaml
+from .longjson import read_long_json
 
 Floats = NDArray[np.float64]
 
@@ -133,7 +133,7 @@ def read_curve(path: Path) -> Curve:
     :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
     """
     try:
-        return _curve_of(path, read_json_or_yaml(path, "statistics"))
+        return _curve_of(path, read_long_json(path, "statistics"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"statistics {path}: damaged, or not written by lmp_trainer ({reason}); move it to another folder.") from None

@@ -20,8 +20,8 @@ _LOSS = "{:.4f}".format
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("model", "model", str), ("experiment", "experiment", str), ("samples", "samples", compact), ("tokens", "tokens", compact),
     ("time", "seconds", duration), ("tokens/s", "tokens_per_second", compact), ("train loss", "train_loss", _LOSS),
-    ("validation", "validation_loss", _LOSS), ("best", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
-    ("best", "best_bits_per_byte", _LOSS))
+    ("validation", "validation_loss", _LOSS), ("best loss", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
+    ("best bits", "best_bits_per_byte", _LOSS))
 _MOST_CELL = 32  # letters of a setting
 
 
