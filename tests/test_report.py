@@ -111,12 +111,12 @@ def test_texts_stand_side_by_side_at_a_few_places(report):
 
 
 def test_the_newest_text_since_the_place_before_says_where_it_is_from(tmp_path):
-    for name, places in (("a", [100, 200, 300]), ("b", [90, 110, 190, 201])):
+    for name, places in (("a", [100, 200, 300]), ("b", [90, 110, 190, 201]), ("c", [80])):
         write_run(tmp_path, name, 5)
         (tmp_path / f"{name}_samples.jsonl").write_text("".join(json.dumps({"samples": i, "prompt": "", "text": f"{name}{i}"}) + "\n" for i in places))
     assert main(["--out-dir", str(tmp_path), "--html", str(tmp_path / "r.html")]) == 0
     rows = [cells(row) for row in rows_of((tmp_path / "r.html").read_text(), "What they write")]
-    assert rows == [["100", "a100", "at 90 b90"], ["200", "a200", "at 190 b190"], ["300", "a300", "at 201 b201"]]
+    assert rows == [["100", "a100", "at 90 b90", "at 80 c80"], ["200", "a200", "at 190 b190", ""], ["300", "a300", "at 201 b201", ""]]
 
 
 def test_theme_baseline_and_marks_are_in_the_data(tmp_path):
