@@ -436,6 +436,9 @@ def test_a_save_that_fails_is_tried_again(finished, out, tmp_path, monkeypatch, 
     monkeypatch.undo()
     if full_again:
         run()
+    else:
+        marked = [json.loads((folder / f"{MODEL}_train_stats.json").read_text())["clock"]["saves"] for folder in (finished, out)]
+        assert len(marked[1]) == len(marked[0]) - 1  # what has failed is no save
     assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
 
 

@@ -94,6 +94,7 @@ def test_a_batch_can_be_passed_over(capsys):
     assert stats["totals"]["skipped_batches"] == 2
     assert stats["totals"]["total_train_samples"] == 50
     assert [step for step, loss in enumerate(stats["columns"]["loss"], 1) if loss is None] == [5, 10]
+    assert [step for step, skipped in enumerate(stats["columns"]["skipped_batches"], 1) if skipped] == [5, 10]
     assert load(FILE)["runner"]["state"]["in_row"]["skipped"] == 1
     assert all(value.isfinite().all() for value in load(FILE)["model"]["state"].values())
 

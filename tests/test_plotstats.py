@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from hypothesis import strategies as st
 
 from lmplay.errors import UserError
 from lmplay.stats.__main__ import main
-from lmplay.stats.plot import compact, draw_curve, draw_differences, draw_together, save
+from lmplay.stats.plot import draw_curve, draw_differences, draw_together, save
 from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
+from lmplay.stats.theme import THEMES
+from lmplay.stats.watch import watch
+from lmplay.stats.words import compact
 
 STAGES = [("short", 2000, 75), ("long", 2000, 130)]
 NUMBERS = st.floats(-1e3, 1e3) | st.just(math.nan)
@@ -91,11 +95,38 @@ def curves_of(folder, kind="train"):
     return [curve for curve in curves if curve.kind == kind and curve.stage is None]
 
 
+def add_bits(folder, model, bytes_of_token):
+    """Say how long the tokens of a run's validation are."""
+    edit(folder / f"{model}_validate_stats.json", lambda content: content["columns"].update(
+        bits_per_byte=[value / math.log(2) / bytes_of_token for value in content["columns"]["loss"]]))
+
+
+def contrast(one, other):
+    """The contrast ratio of two colours by WCAG 2.2."""
+    from matplotlib.colors import to_rgb
+
+    def light(color):
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
 def words_in(figure):
     """Collect everything that is written in a figure."""
     from matplotlib.text import Text
 
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    """Leave the painting of pictures out, where only which ones there are matters; gives what would have been painted: panels and title."""
+    painted = []
+    monkeypatch.setattr("lmplay.stats.plot.make_figure", lambda panels, columns, title, theme: painted.append((panels, title)))
+    monkeypatch.setattr("lmplay.stats.plot.save", lambda figure, path: path.touch())
+    return painted
 
 
 # Arithmetic
@@ -244,6 +275,23 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, damage):
     assert len(faults) == 1
     assert str(path) in faults[0]
     assert "\n" not in faults[0]
+
+
+@pytest.mark.parametrize("damage", [None, '"loss": [', "[", "null"])
+def test_a_long_file_is_read_as_a_short_one_is(tmp_path, monkeypatch, damage):
+    make_run(tmp_path, rows=2000, by_stage=False)
+    path = tmp_path / "tiny_train_stats.json"
+    edit(path, lambda content: content["columns"].update(accuracy=[None, *[0.25] * 1999], something_new=[1.5] * 2000))
+    if damage:
+        text = path.read_text()
+        path.write_text(text.replace(damage, damage + ",", 1) if damage in text else text)
+    answers = []
+    for limit in (10**9, 1000):
+        monkeypatch.setattr("lmplay.stats.longjson._LONG_FILE", limit)
+        curves, faults = read_folder(tmp_path)
+        answers.append(([{name: values.tolist() for name, values in curve.columns.items()} for curve in curves], faults))
+    assert str(answers[0]) == str(answers[1])  # NaN is not equal to itself
+    assert bool(answers[0][1]) == bool(damage)
 
 
 def test_what_is_whole_beside_a_damaged_file_is_drawn(tmp_path, capsys):
@@ -417,7 +465,178 @@ def test_the_raw_curve_is_behind_the_smoothed_one_and_zero_turns_smoothing_off(t
     assert [line.get_ydata().tolist() for line in only] == [curve.columns["loss"].tolist()]
 
 
+def test_differences_to_a_baseline(tmp_path):
+    for model, level in (("a_long_one", 2.0), ("base", 2.5), ("third", 3.0)):
+        make_run(tmp_path, model=model, level=level, stop=2500 if model == "base" else None)
+    figure = draw_differences(curves_of(tmp_path), ["samples"], 0, "base")
+    assert figure.axes[0].get_title() == "below zero = better than base"
+    assert "Training of 3 models, each minus base" in words_in(figure)
+    _, *lines = figure.axes[0].lines
+    assert [line.get_ydata()[-1] for line in lines] == pytest.approx([-0.5, 0.0, 0.5], abs=0.3)
+    assert max(line.get_xdata().max() for line in lines) == 2500
+
+
+def test_only_what_is_compared_of_the_longest_run_is_drawn(tmp_path):
+    make_run(tmp_path, model="long")
+    make_run(tmp_path, model="short", stop=400)
+    axes = draw_differences(curves_of(tmp_path), ["tokens"], 0).axes[0]
+    assert axes.get_xlim()[1] < 1.1 * 400 * 75
+
+
+@pytest.mark.parametrize(("bytes_of_token", "rows"), [(4.0, 2), (4.04, 2), (2.0, 3)])
+def test_where_tokens_differ_bits_per_byte_are_compared_and_the_title_warns(tmp_path, capsys, unpainted, bytes_of_token, rows):
+    for model, length in (("a", 4.0), ("b", bytes_of_token)):
+        make_run(tmp_path, model=model, by_stage=False)
+        add_bits(tmp_path, model, length)
+    assert plot(capsys, tmp_path, "--x", "samples")[0] == 0
+    compared = [(panels, title) for panels, title in unpainted if "models" in title[0]]
+    assert [len(panels) for panels, _ in compared] == [2, 2, rows, rows]  # training says nothing of bytes
+    assert {panels[0].y_name for panels, _ in compared[2:]} == {"bits_per_byte" if rows == 3 else "loss"}
+    assert all(len(title) == rows - 1 for _, title in compared)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_all_words_can_be_read_on_their_ground(tmp_path, name):
+    from matplotlib.text import Text
+
+    make_run(tmp_path, floor=1.02, resumes=(1000,))
+    figure = draw_curve(curves_of(tmp_path)[0], None, ["samples", "tokens"], None, THEMES[name])
+    figure.draw_without_rendering()
+    grounds = [figure.get_facecolor(), THEMES[name].shade]
+    words = [text for text in figure.findobj(Text) if text.get_text()]
+    assert len(words) > 20
+    assert all(contrast(text.get_color(), ground) >= 4.5 for text in words for ground in grounds)
+    lines = [line.get_color() for axes in figure.axes for line in axes.lines]
+    assert all(contrast(color, figure.get_facecolor()) >= 2 for color in (*lines, *THEMES[name].curves))
+
+
+def test_saves_and_batches_passed_over_are_marked(tmp_path):
+    make_run(tmp_path, resumes=(1000,))
+    path = tmp_path / "tiny_train_stats.json"
+
+    def change(content, saves=5):
+        content["clock"]["saves"] = [{"samples": 500 / saves * i, "tokens": 0, "seconds": 0} for i in range(1, saves + 1)]
+        content["columns"]["skipped_batches"] = [int(i in (3, 9)) for i in range(80)]
+
+    edit(path, change)
+    figure = draw_curve(read_curve(path), None, ["samples"], None)
+    assert {"saved", "resumed", "batch passed over"} <= set(words_in(figure))
+    marks = {line.get_marker(): line.get_xdata().tolist() for line in figure.axes[0].lines if line.get_marker() in ("|", "^", "x")}
+    assert marks == {"|": [100, 200, 300, 400, 500], "^": [1000], "x": [200, 500]}
+    edit(path, lambda content: change(content, 100))
+    assert "saved" not in words_in(draw_curve(read_curve(path), None, ["samples"], None))  # a band says nothing
+
+
 # The door
+
+
+def test_pictures_of_other_kinds(tmp_path, capsys):
+    make_run(tmp_path, rows=4, by_stage=False)
+    (tmp_path / "tiny_validate_stats.json").unlink()
+    code, output, _ = plot(capsys, tmp_path, "--x", "samples", "--format", "svg,pdf", "--theme", "dark")
+    assert code == 0
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix != ".json"}
+    assert set(files) == {"tiny_train_stats.svg", "tiny_train_stats.pdf"}
+    assert all(name in output for name in files)
+    assert files["tiny_train_stats.svg"].startswith(b"<?xml")
+    assert b"#14161a" in files["tiny_train_stats.svg"]
+    assert files["tiny_train_stats.pdf"].startswith(b"%PDF")
+
+
+def test_settings_that_differ_and_the_table_for_programs(tmp_path, capsys, unpainted):
+    for index, model in enumerate(["one", "two", "bare"]):
+        make_run(tmp_path, model=model, rows=8, stop=2000 + 500 * index, by_stage=False)
+    for model, rate in (("one", 0.1), ("two", 0.2)):
+        (tmp_path / f"{model}_settings.json").write_text(json.dumps({
+            "lr": rate, "seed": 0, "model": f"out/{model}.lmp", "model_args": {"embed_dim": 8 + len(model)}, "given": [model],
+            "plan": {"stages": [{"name": "a", "samples": 5, "dataset": [{"path": f"{model}.txt"}]}, {"name": "b", "tokens": 7}][:1 + (model == "two")]}}))
+    (tmp_path / "bare_settings.json").write_text("{")
+    code, output, _ = plot(capsys, tmp_path, "--json")
+    assert code == 0
+    runs = {run["model"]: run for run in json.loads(output)}
+    assert pictures(tmp_path) == set()
+    assert runs["one"]["settings"] == {"lr": 0.1, "a.dataset": [{"path": "one.txt"}], "b.tokens": None}
+    assert runs["two"]["settings"] == {"lr": 0.2, "a.dataset": [{"path": "two.txt"}], "b.tokens": 7}
+    assert set(runs["bare"]["settings"].values()) == {None}
+    train = read_curve(tmp_path / "two_train_stats.json")
+    assert (runs["two"]["samples"], runs["two"]["train_loss"]) == (train.last("samples"), train.last("loss"))
+    assert runs["two"]["tokens_per_second"] == pytest.approx(1000.0)
+    assert [runs[model]["running"] for model in ("one", "two", "bare")] == [False, True, True]
+    _, output, _ = plot(capsys, tmp_path, "--x", "samples", "--models", "one", "two")
+    assert ["lr", "0.1", "0.2"] in [line.split() for line in output.splitlines()]
+    assert "seed" not in output
+
+
+def test_a_baseline_that_is_not_there_is_named_with_those_that_are(tmp_path, capsys, unpainted):
+    for model in ("first_run", "second_run"):
+        make_run(tmp_path, model=model, rows=4, by_stage=False)
+    code, _, complaints = plot(capsys, tmp_path, "--baseline", "first_rum")
+    assert code == 2
+    assert len(complaints.splitlines()) == 1
+    assert "--baseline first_rum: not in" in complaints
+    assert "first_run, second_run" in complaints
+    assert "Did you mean 'first_run'?" in complaints
+    code, output, _ = plot(capsys, tmp_path, "--x", "samples", "--models", "second_run", "--baseline", "first_run")
+    assert code == 0
+    assert "all_train_diff.png" in output  # the baseline is one of those that are drawn
+    (tmp_path / "first_run_validate_stats.json").unlink()
+    make_run(tmp_path, model="third", rows=4, by_stage=False)
+    _, output, _ = plot(capsys, tmp_path, "--x", "samples", "--baseline", "first_run")
+    assert "all_validate_diff: first_run has no validate statistics of a whole run; each is minus the longest run" in output
+
+
+class Enough(Exception):
+    """Ends a watch."""
+
+
+def test_watching_draws_what_has_changed_and_says_each_fault_once(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "later"
+    one, two = folder / "one_train_stats.json", folder / "two_train_stats.json"
+    drawn = []
+
+    def draw(changed):
+        if not folder.is_dir():
+            raise UserError("no such folder")
+        drawn.append(changed)
+        return ["one is damaged"] if "{" not in one.read_text() else []
+
+    def replace(path, text):
+        path.with_suffix(".tmp").write_text(text)
+        os.replace(path.with_suffix(".tmp"), path)
+
+    events = iter([lambda: None, lambda: (folder.mkdir(), replace(one, "{")), lambda: None, lambda: replace(two, "{"), lambda: replace(one, "{}"),
+                   lambda: replace(one, "x"), lambda: replace(two, "x"), lambda: replace(one, "{"), two.unlink])
+
+    def sleep(seconds):
+        assert seconds == 7
+        event = next(events, None)
+        if event is None:
+            raise Enough
+        event()
+
+    monkeypatch.setattr("lmplay.stats.watch.time.sleep", sleep)
+    with pytest.raises(Enough):
+        watch(folder, 7, draw)
+    assert drawn == [None, None, {one}, {one}, {two}, {one}, None]
+    complaints = capsys.readouterr().err.splitlines()
+    assert complaints == ["lmp_plotstats: no such folder", "lmp_plotstats: one is damaged"]
+
+
+def test_a_watch_draws_again_and_ends_with_ctrl_c(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "lmplay.stats", "--out-dir", str(tmp_path), "--x", "samples", "--watch", "0.05"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for stop in (1000, 2000):
+            make_run(tmp_path / "", rows=8, stop=stop, by_stage=False)
+            for line in process.stdout:
+                if "2k" in line or (stop == 1000 and "1k" in line):
+                    break
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in complaints
+    assert pictures(tmp_path) == {"tiny_train_stats.png", "tiny_validate_stats.png"}
+    assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".png")]
 
 
 def test_one_run(tmp_path, capsys, monkeypatch):
@@ -436,17 +655,19 @@ def test_one_run(tmp_path, capsys, monkeypatch):
         assert 1000 < width < 3000
         assert 500 < height < 2000
         assert str(tmp_path / name) in output.splitlines()
-    assert "no all_train.png, no all_train_diff.png: they compare models, and only tiny has train statistics" in output
+    assert "no all_train, no all_train_diff: they compare models, and only tiny has train statistics" in output
     validation = read_curve(tmp_path / "tiny_validate_stats.json")
     table = [line.split() for line in output.splitlines()[-2:]]
-    assert table[0] == ["model", "experiment", "samples", "tokens", "time", "train", "loss", "validation", "best", "bits/byte"]
+    assert table[0] == [
+        "model", "experiment", "samples", "tokens", "time", "tokens/s", "train", "loss", "validation", "best", "loss", "bits/byte", "best", "bits"]
     loss = read_curve(tmp_path / "tiny_train_stats.json").columns["loss"][-1]
-    assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}",
-                        f"{validation.columns['loss'].min():.4f}", f"{validation.columns['loss'][-1] / 2:.4f}"]
+    assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", "1k", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}",
+                        *(f"{value:.4f}" for value in (validation.columns["loss"].min(), validation.columns["loss"][-1] / 2,
+                                                     validation.columns["loss"].min() / 2))]
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".png")]
 
 
-def test_three_runs_and_a_choice_of_them(tmp_path, capsys):
+def test_three_runs_and_a_choice_of_them(tmp_path, capsys, unpainted):
     for index, model in enumerate(["one", "two", "three"]):
         make_run(tmp_path, model=model, stop=2000 + 700 * index, rows=30, by_stage=False)
     code, output, _ = plot(capsys, tmp_path, "--x", "tokens")
@@ -470,7 +691,7 @@ def test_hardly_anything_recorded(tmp_path, capsys, rows):
     assert (code, complaints) == (0, "")
     assert len(pictures(tmp_path)) == 8
     if not rows:
-        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 7]
+        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 9]
         assert "nothing recorded yet" in words_in(draw_curve(curves_of(tmp_path)[0], None, ["tokens"], None))
 
 
@@ -509,7 +730,7 @@ def test_the_losses_of_sources_have_panels_of_their_own(tmp_path, capsys):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"b.jsonl, training", "b.jsonl, validation"} <= set(labels)
     assert len(labels) == len(set(labels)) == 6
-    assert plot(capsys, tmp_path)[0] == 0
+    assert plot(capsys, tmp_path, "--x", "seconds", "--models", "tiny")[0] == 0
 
 
 def test_of_many_sources_those_with_most_tokens_are_drawn_and_can_be_told_apart(tmp_path):
@@ -549,7 +770,8 @@ def test_refusals(tmp_path, capsys):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--smooth", "-1"], "--smooth: '-1'"), (["--smooth", "nan"], "'nan'"), (["--smooth", "much"], "'much'"), (["--x", "steps"], "'steps'"),
-    (["--watc"], "--watc"), (["--smoo", "3"], "--smoo"),
+    (["--watc"], "--watc"), (["--smoo", "3"], "--smoo"), (["--watch", "0"], "'0'"), (["--watch", "often"], "'often'"), (["--format", "png,gif"], "'gif'"),
+    (["--theme", "pink"], "'pink'"), (["--json", "--watch"], "--json and --watch"),
 ])
 def test_wrong_flags_are_refused_in_one_line(tmp_path, capsys, arguments, words):
     code, _, complaints = plot(capsys, tmp_path, *arguments)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lmplay.cadence import Every
 from lmplay.stats.accuracy import count_right, words
-from lmplay.stats.modelstats import History, ModelStats, write_stats
+from lmplay.stats.modelstats import MOST_SAVES, History, ModelStats, add_save, write_stats
 from lmplay.train.__main__ import main
 
 
@@ -118,6 +118,8 @@ def test_a_run_tells_its_sources_apart_and_nothing_is_left_over(tmp_path, monkey
     for unit in ("samples", "tokens"):
         assert sum(source[unit] for source in content["sources"].values()) == content["totals"][f"total_train_{unit}"]
     assert content["sources"]["b.jsonl"]["epochs"] == pytest.approx(content["sources"]["b.jsonl"]["samples"] / 18)
+    assert content["clock"]["saves"][-1]["samples"] == content["stages"][0]["to_samples"]
+    assert sum(content["columns"]["forced_cuts"]) == content["totals"].get("forced_cuts", 0)
     assert f"b.jsonl {content['sources']['b.jsonl']['samples']} samples, {content['sources']['b.jsonl']['tokens']:,} tokens, " in said
     for kind in ("train", "validate"):
         whole, parts = state["two"][kind]["rows"], state["two"][kind]["sources"].values()
@@ -181,15 +183,46 @@ def test_the_files_say_what_each_source_gave(tmp_path):
     assert whole == {f"s/{name}": {key: value for key, value in said.items() if key != "columns"} for name, said in train.items()}
 
 
+def test_a_long_run_writes_no_more_than_a_short_one(tmp_path):
+    sizes = []
+    stats = ModelStats()
+    for i in range(1, 60_001):
+        place = {"step": i, "samples": 10 * i, "tokens": 100 * i, "seconds": 2.0 * i, "lr": 0.1}
+        stats.add_train(place, {"loss_sum": 100.0, "n_tokens": 100, "steps": 1, "skipped_batches": float(i == 33_333), "forced_cuts": 2.0})
+        if i in (10_000, 60_000):
+            write_stats(tmp_path, "m", "e", None, stats, [], [])
+            sizes.append((tmp_path / "m_train_stats.json").stat().st_size)
+    columns = json.loads((tmp_path / "m_train_stats.json").read_text())["columns"]
+    assert len(columns["step"]) == 7500  # the rows stand for 8 steps each
+    assert sizes[1] < 1.2 * sizes[0]
+    assert sum(columns["skipped_batches"]) == 1
+    assert columns["step"][columns["skipped_batches"].index(1)] == 33_336
+    assert sum(columns["forced_cuts"]) == 120_000
+
+
+@given(st.integers(1, 5000))
+def test_saves_are_kept_thinly_and_the_newest_always(count):
+    saves = []
+    for i in range(count):
+        add_save(saves, {"samples": i})
+    places = [save["samples"] for save in saves]
+    assert len(places) <= MOST_SAVES
+    assert len(places) >= min(count, MOST_SAVES // 2)
+    assert (places[0], places[-1]) == (0, count - 1)
+    assert places == sorted(set(places))
+
+
 def test_statistics_from_before_sources_were_told_apart_can_be_gone_on_with():
     stats, old = ModelStats(), ModelStats()
     fill(stats)
     state = stats.state()
     del state["sources"], state["train"]["sources"], state["validate"]["sources"]
+    for name in ("skipped_batches", "forced_cuts"):
+        del state["train"]["rows"][name], state["validate"]["rows"][name]
     old.restore(state)
     fill_sources(old)
     assert old.sources["a.jsonl"]["tokens"] == 700
-    assert len(old.train.sources["a.jsonl"]["loss_sum"]) == len(old.train)
+    assert len(old.train.sources["a.jsonl"]["loss_sum"]) == len(old.train) == len(old.train.rows["forced_cuts"])
     assert old.train.sources["a.jsonl"]["n_tokens"][:4] == [0] * 4
 
 

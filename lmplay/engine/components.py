@@ -56,6 +56,7 @@ class RunnerComponent:
     step_stats: dict[str, ModelStats] = field(default_factory=dict)
     stages: list[dict[str, Any]] = field(default_factory=list)  # what the statistics say of each stage begun: name, from, to, floors
     resumes: list[dict[str, float]] = field(default_factory=list)
+    saves: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     mini_batch_size: int | None = None  # what was found to fit into memory, None = nothing has failed yet
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
@@ -76,7 +77,8 @@ class RunnerComponent:
         return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.step_stats.items()},
                 "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
                 "mini_batch_size": self.mini_batch_size, "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
-                "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes]}}
+                "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes],
+                          "saves": [dict(save) for save in self.saves]}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`."""
@@ -86,7 +88,8 @@ class RunnerComponent:
             self.step_stats[name].restore(stats)
         self.stages = [dict(stage) for stage in state["stages"]]
         self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
-        self.mini_batch_size = state.get("mini_batch_size")  # files of version 0.1 have neither this nor the next
+        self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next two
+        self.mini_batch_size = state.get("mini_batch_size")
         in_row = state.get("in_row", {})
         self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)
         if state["scaler"] and self.runtime.scaler.is_enabled():

@@ -17,6 +17,7 @@ from ..data.batcher import Batch
 from ..errors import TrainingError, Unavailable, UserError
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
+from ..stats.modelstats import add_save
 from . import checkpoint, generations
 from .interrupt import AGAIN, Stopped
 from .record import Recorder, try_to_write_stats
@@ -79,6 +80,10 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     """
     if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+    if not run.saver.wait() and run.runner.saves:
+        run.runner.saves.pop()  # the one before has failed
+    saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
+    add_save(run.runner.saves, saved_at)
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
     run.best.hand_over()

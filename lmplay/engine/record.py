@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,7 +49,9 @@ class Recorder:
         self._mark = now
         runner = self._run.runner
         runner.seconds += known["step_seconds"]
-        counts = batch.counts() + Counter(padding=result.padding, places=result.places)
+        counts = batch.counts()
+        counts.update(padding=result.padding, places=result.places)
+        known["forced_cuts"] = float(counts["forced_cuts"])
         for stats in (runner.stats, self._work.stats):
             stats.count_step(len(batch.samples), batch.n_truth, counts)
         self._work.by_source.count(batch)
@@ -101,7 +102,7 @@ class Recorder:
         if not is_usable(self._run, where, step.batch, self._work.data.names, loss_sum, grad_norm):
             for stats in (run_stats, stage_stats):
                 stats.totals["skipped_batches"] += 1
-                stats.add_train(step.place, {**step.known, "steps": 1.0})
+                stats.add_train(step.place, {**step.known, "steps": 1.0, "skipped_batches": 1.0})
             return
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
@@ -127,8 +128,9 @@ def try_to_write_stats(run: Run) -> None:
 def _write_stats(run: Run) -> None:
     """Write the files, or raise OSError."""
     folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
-    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats)
+    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats, runner.saves)
     if runner.stages:
         entry = runner.stages[-1]
-        resumes = [resume for resume in runner.resumes if entry["from_samples"] <= resume["samples"] <= entry["to_samples"]]
-        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes)
+        resumes, saves = ([place for place in places if entry["from_samples"] <= place["samples"] <= entry["to_samples"]]
+                          for places in (runner.resumes, runner.saves))
+        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes, saves=saves)

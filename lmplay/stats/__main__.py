@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from .runs import Curve
 
 DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
-together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest. Then list the models.
-A damaged file is named, the others are drawn, and the exit code is 2."""
+together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest, or minus --baseline. Then list the models
+and the settings that differ. A damaged file is named, the others are drawn, and the exit code is 2."""
 X_CHOICES = ("samples", "tokens", "seconds")
-HEADINGS = ("model", "experiment", "samples", "tokens", "time", "train loss", "validation", "best", "bits/byte")
+FORMATS = ("png", "svg", "pdf")
+WATCH_SECONDS = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,13 +34,22 @@ def main(argv: list[str] | None = None) -> int:
     """
     try:
         arguments = _build_parser().parse_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
+        if arguments.json and arguments.watch:
+            raise UserError("--json and --watch: choose one of them.")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
+            if arguments.watch:
+                from .watch import watch
+
+                watch(arguments.out_dir, arguments.watch, lambda changed: _draw(arguments, changed))
             faults = _draw(arguments)
     except UserError as error:
         faults = list(error.faults)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     for fault in faults:
         print(f"lmp_plotstats: {fault}", file=sys.stderr)
     return 2 if faults else 0
@@ -63,6 +74,13 @@ def _build_parser() -> argparse.ArgumentParser:
         across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with everything in one file that any browser opens, instead of pictures")
     parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
+    parser.add_argument("--baseline", metavar="NAME", help="subtract this model in the pictures of differences (default: the one that got farthest)")
+    parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
+    parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
+                        "(default: png)")
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="go on: look so often whether the statistics have "
+                        f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
     return parser
 
 
@@ -83,40 +101,82 @@ def _smoothing(text: str) -> float:
     return value
 
 
-def _draw(arguments: argparse.Namespace) -> list[str]:
-    """Read the folder, write all pictures, print them and the table.
+def _formats(text: str) -> tuple[str, ...]:
+    """Read the value of --format."""
+    kinds = tuple(dict.fromkeys(text.lower().split(",")))
+    unknown = [kind for kind in kinds if kind not in FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(FORMATS)}; several are written with commas between them")
+    return kinds
+
+
+def _seconds(text: str) -> float:
+    """Read the value of --watch."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return value
+
+
+def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None) -> list[str]:
+    """Read the folder, write what the flags ask for, print where it is, and the table.
 
     :param arguments: the parsed flags.
+    :param changed: draw only what shows one of these statistics files; None = everything.
     :return: a line for each file that could not be used.
     :raises UserError: where nothing can be drawn: no folder, no statistics, a model that is not there; where a picture cannot be written.
     """
-    from .plot import draw_curve, draw_differences, draw_together
-    from .runs import KINDS, read_folder
+    from .runs import read_folder
+    from .table import describe_runs, write_table
 
-    folder: Path = arguments.out_dir
-    curves, faults = read_folder(folder)
+    curves, faults = read_folder(arguments.out_dir)
     curves = _selected(curves, arguments, faults)
+    runs = describe_runs(curves, arguments.out_dir)
+    if arguments.json:
+        print(json.dumps(runs, indent=2, ensure_ascii=False))
+        return faults
     if arguments.html:
         from .html import write_report
 
-        write_report(curves, folder, arguments.html, arguments.smooth)
+        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline)
         print(arguments.html)
-        return faults
+    else:
+        _draw_pictures(curves, arguments, changed)
+    print("\n" + write_table(runs))
+    return faults
+
+
+def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: Container[Path] | None) -> None:
+    """Draw a picture for each file, and those that compare models."""
+    from .plot import THEMES, draw_curve, draw_differences, draw_together, same_tokens
+    from .runs import KINDS
+
+    theme, look = THEMES[arguments.theme or "light"], (arguments.x, arguments.smooth)
+
+    def is_due(*shown: Curve | None) -> bool:
+        return changed is None or any(curve is not None and curve.path in changed for curve in shown)
+
     by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
     for curve in curves:
         validation = by_key.get((curve.model, "validate", curve.stage)) if curve.kind == "train" else None
-        _write(draw_curve(curve, validation, arguments.x, arguments.smooth), curve.path.with_suffix(".png"))
+        if is_due(curve, validation):
+            _write(draw_curve(curve, validation, *look, theme), curve.path.with_suffix(""), arguments)
+    comparable = same_tokens([curve for curve in curves if curve.kind == "validate" and curve.stage is None])
     for kind in KINDS:
         whole = [curve for curve in curves if curve.kind == kind and curve.stage is None]
         if len(whole) > 1:
-            _write(draw_together(whole, arguments.x, arguments.smooth), folder / f"all_{kind}.png")
-            _write(draw_differences(whole, arguments.x, arguments.smooth), folder / f"all_{kind}_diff.png")
-        else:
+            if is_due(*whole):
+                _write(draw_together(whole, *look, theme, comparable), arguments.out_dir / f"all_{kind}", arguments)
+                baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
+                _write(draw_differences(whole, *look, baseline, theme, comparable), arguments.out_dir / f"all_{kind}_diff", arguments)
+                if baseline != arguments.baseline:
+                    print(f"all_{kind}_diff: {arguments.baseline} has no {kind} statistics of a whole run; each is minus the longest run")
+        elif changed is None:
             found = f"only {whole[0].model} has" if whole else "no model has"
-            print(f"no all_{kind}.png, no all_{kind}_diff.png: they compare models, and {found} {kind} statistics of a whole run")
-    print()
-    print(_table(curves))
-    return faults
+            print(f"no all_{kind}, no all_{kind}_diff: they compare models, and {found} {kind} statistics of a whole run")
 
 
 def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[str]) -> list[Curve]:
@@ -124,57 +184,21 @@ def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[s
     names = sorted({curve.model for curve in curves})
     if not curves:
         raise UserError(*(faults or [f"--out-dir {arguments.out_dir}: no statistics (*_stats.json) in it; lmp_trainer writes them while it trains."]))
-    unknown = [name for name in arguments.models or [] if name not in names]
+    asked = [("--models", name) for name in arguments.models or []] + [("--baseline", name) for name in [arguments.baseline] if name is not None]
+    unknown = [(flag, name) for flag, name in asked if name not in names]
     if unknown:
-        raise UserError(*faults, *(f"--models {name}: not in {arguments.out_dir}, which has {', '.join(names)}.{nearest(name, names)}" for name in unknown))
-    return [curve for curve in curves if not arguments.models or curve.model in arguments.models]
+        raise UserError(*faults, *(f"{flag} {name}: not in {arguments.out_dir}, which has {', '.join(names)}.{nearest(name, names)}" for flag, name in unknown))
+    return [curve for curve in curves if not arguments.models or curve.model in [name for _, name in asked]]
 
 
-def _write(figure: Figure, path: Path) -> None:
-    """Save a picture and say so."""
+def _write(figure: Figure, stem: Path, arguments: argparse.Namespace) -> None:
+    """Save a picture in each format and say so."""
     from .plot import save
 
-    save(figure, path)
-    print(path)
-
-
-def _table(curves: list[Curve]) -> str:
-    """Lay out one line for each model, with `-` for what is not known."""
-    from .plot import compact
-    from .runs import Curve
-
-    rows: list[Sequence[str]] = [HEADINGS]
-    for model, experiment in dict.fromkeys((curve.model, curve.experiment) for curve in curves):
-        whole = {curve.kind: curve for curve in curves if curve.model == model and curve.stage is None}
-        train, validation = whole.get("train"), whole.get("validate")
-        rows.append((
-            model,
-            experiment,
-            _cell(train, Curve.last, "samples", compact),
-            _cell(train, Curve.last, "tokens", compact),
-            _cell(train, Curve.last, "seconds", _duration),
-            _cell(train, Curve.last, "loss", "{:.4f}".format),
-            _cell(validation, Curve.last, "loss", "{:.4f}".format),
-            _cell(validation, Curve.lowest, "loss", "{:.4f}".format),
-            _cell(validation, Curve.last, "bits_per_byte", "{:.4f}".format),
-        ))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = "<<" + ">" * (len(HEADINGS) - 2)
-    return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip() for row in rows)
-
-
-def _cell(curve: Curve | None, pick: Callable[[Curve, str], float], name: str, form: Callable[[float], str]) -> str:
-    """Write one value of a curve, or `-` where there is none."""
-    value = math.nan if curve is None else pick(curve, name)
-    return "-" if math.isnan(value) else form(value)
-
-
-def _duration(seconds: float) -> str:
-    """Write a duration with its two largest units: ``33.1s``, ``12m 05s``, ``3h 20m``."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+    for kind in arguments.format:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        save(figure, path)
+        print(path)
 
 
 if __name__ == "__main__":

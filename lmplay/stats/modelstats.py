@@ -21,11 +21,13 @@ MOST_ROWS = 10_000
 # What a row keeps: the newest value, or the sum over its steps.
 _LAST = ("step", "samples", "tokens", "seconds", "lr")
 _SUMS = ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "grad_norm_sum", "grad_norms", "padding",
-         "places", "step_seconds", "data_seconds")
-_TRAIN_COLUMNS = ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share")
+         "places", "step_seconds", "data_seconds", "skipped_batches", "forced_cuts")
+_TRAIN_COLUMNS = ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share", "skipped_batches", "forced_cuts")
 _VALIDATE_COLUMNS = ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "floor")
 _SOURCE_SUMS = ("loss_sum", "n_tokens")
 _LN2 = math.log(2)
+# Places of saves that are kept; when there are more, every second of the older ones is dropped.
+MOST_SAVES = 1000
 # The share of a stage whose mean loss stands for its end.
 _END = 0.1
 
@@ -84,7 +86,8 @@ class History:
     def restore(self, state: dict[str, Any]) -> None:
         """Become what `state` says."""
         self._stride, self._open = state["stride"], state["open"]
-        self.rows = _copy(state["rows"])
+        rows = len(state["rows"]["step"])
+        self.rows = {name: list(state["rows"].get(name, [0] * rows)) for name in _LAST + _SUMS}  # older files lack the newest columns
         self.sources = {source: _copy(columns) for source, columns in state.get("sources", {}).items()}
 
     def _merge(self) -> None:
@@ -183,8 +186,20 @@ class ModelStats:
         self.totals = Counter(state)
 
 
+def add_save(saves: list[dict[str, float]], place: dict[str, float]) -> None:
+    """Note a save, and keep the list short.
+
+    :param saves: those before, oldest first; at most `MOST_SAVES` afterwards.
+    :param place: samples, tokens, seconds.
+    """
+    if len(saves) >= MOST_SAVES:
+        del saves[1::2]
+    saves.append(place)
+
+
 def write_stats(folder: Path, model: str, experiment: str, stage: str | None, stats: ModelStats, stages: list[dict[str, Any]],
-                resumes: list[dict[str, float]], by_stage: Mapping[str, ModelStats] = MappingProxyType({})) -> None:
+                resumes: list[dict[str, float]], by_stage: Mapping[str, ModelStats] = MappingProxyType({}),
+                saves: Sequence[dict[str, float]] = ()) -> None:
     """Write the two JSON files of a run, or of a stage.
 
     :param folder: the output folder.
@@ -195,6 +210,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
     :param stages: one entry a stage: name, done, from/to in samples, tokens and seconds, floors.
     :param resumes: where the run was resumed: samples, tokens, seconds.
     :param by_stage: of a whole run the statistics of its stages: their sources are listed as STAGE/SOURCE.
+    :param saves: where it was saved: samples, tokens, seconds.
     """
     prefix = model if stage is None else f"{model}_step_{stage}"
     clock_keys = ("from_seconds", "to_seconds")
@@ -209,7 +225,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "stages": [{key: value for key, value in entry.items() if key not in clock_keys} for entry in stages],
             "columns": {name: columns[name] for name in names}, "sources": sources,
             "clock": {**{name: columns[name] for name in ("seconds", "tokens_per_second", "data_wait_share")}, "resumes": resumes,
-                      "stages": [{key: entry[key] for key in clock_keys} for entry in stages]},
+                      "saves": list(saves), "stages": [{key: entry[key] for key in clock_keys} for entry in stages]},
         }, separators=(",", ":"), allow_nan=False))
 
 
@@ -241,7 +257,8 @@ def _derive(history: History) -> dict[str, list[float | None]]:
     loss = ratio("loss_sum", "n_tokens")
     floor = [nats / tokens if tokens == all_tokens and tokens else None
              for nats, tokens, all_tokens in zip(rows["nats_sum"], rows["nats_tokens"], rows["n_tokens"], strict=True)]
-    return {**{name: list(rows[name]) for name in _LAST}, "loss": loss, "accuracy": ratio("words_right", "words"), "floor": floor,
+    return {**{name: list(rows[name]) for name in (*_LAST, "skipped_batches", "forced_cuts")},
+            "loss": loss, "accuracy": ratio("words_right", "words"), "floor": floor,
             "perplexity": [None if value is None else math.exp(min(value, 700.0)) for value in loss],
             "bits_per_byte": ratio("loss_sum", "n_bytes", 1 / _LN2), "grad_norm": ratio("grad_norm_sum", "grad_norms"),
             "padding_share": ratio("padding", "places"), "tokens_per_second": ratio("n_tokens", "step_seconds"),

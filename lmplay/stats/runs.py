@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..files import read_json_or_yaml
+from .longjson import read_long_json
 
 Floats = NDArray[np.float64]
 
 FORMAT = 1
 KINDS = ("train", "validate")
 X_NAMES = ("samples", "tokens", "seconds")
-OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor", "lr", "grad_norm", "padding_share", "tokens_per_second", "data_wait_share")
+OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor", "lr", "grad_norm", "padding_share", "tokens_per_second", "data_wait_share",
+                    "skipped_batches", "forced_cuts")
 AUTOMATIC_FRACTION = 0.02
 AUTOMATIC_LEAST_POINTS = 20
 
@@ -45,6 +46,7 @@ class Curve:
     stage: str | None
     stages: tuple[Stage, ...]
     resumes: dict[str, Floats]
+    saves: dict[str, Floats]
     columns: dict[str, Floats]
     sources: tuple[str, ...] = ()
     """The sources that are told apart, the one with most tokens first; `source_column` names the column of each one's losses."""
@@ -95,6 +97,10 @@ class Curve:
         x, y = self.points(x_name, y_name)
         return x, smooth(y, window_of(smoothing, len(y)), self.borders(y_name))
 
+    def skipped(self, x_name: str) -> Floats:
+        """Give the places of the rows in which batches were passed over."""
+        return self.columns[x_name][np.nan_to_num(self.columns["skipped_batches"]) > 0]
+
 
 def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
     """Read all statistics files of a folder; what a file is, its contents say, not its name.
@@ -127,7 +133,7 @@ def read_curve(path: Path) -> Curve:
     :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
     """
     try:
-        return _curve_of(path, read_json_or_yaml(path, "statistics"))
+        return _curve_of(path, read_long_json(path, "statistics"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"statistics {path}: damaged, or not written by lmp_trainer ({reason}); move it to another folder.") from None
@@ -247,10 +253,16 @@ def _curve_of(path: Path, content: Any) -> Curve:
         kind=content["kind"],
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
-        resumes={name: np.array([resume.get(name) for resume in clock.get("resumes") or []], dtype=np.float64) for name in X_NAMES},
-        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "stages")}}, losses),
+        resumes=_places_of(clock.get("resumes") or []),
+        saves=_places_of(clock.get("saves") or []),
+        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "saves", "stages")}}, losses),
         sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])),
     )
+
+
+def _places_of(places: list[dict[str, float]]) -> dict[str, Floats]:
+    """Turn places into an array for each x."""
+    return {name: np.array([place.get(name) for place in places], dtype=np.float64) for name in X_NAMES}
 
 
 def _columns_of(lists: dict[str, Any], more: dict[str, Any]) -> dict[str, Floats]:

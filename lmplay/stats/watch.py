@@ -1,0 +1,51 @@
+"""Drawing again while runs go on.  Stats floor: the ground.
+
+The files that are read are replaced as a whole by the trainer, so a reader has the old or the new one; one that has gone meanwhile, or that is
+damaged, is said once and looked for again.
+"""
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import UserError
+
+
+def watch(folder: Path, seconds: float, draw: Callable[[Container[Path] | None], list[str]]) -> NoReturn:
+    """Draw at once, and again whenever a statistics file has changed; never ends by itself.
+
+    :param folder: where the statistics are, or will be.
+    :param seconds: between two looks.
+    :param draw: draws what shows the files it is given (None: everything), and returns or raises what was wrong.
+    :raises KeyboardInterrupt: when the user has had enough.
+    """
+    seen: dict[Path, tuple[int, int]] | None = None
+    said: list[str] = []
+    while True:
+        found, started = _look(folder), time.perf_counter()
+        if found != seen:
+            try:
+                faults = draw(None if seen is None or found.keys() != seen.keys() else {path for path in found if found[path] != seen[path]})
+                seen = found
+                print(f"{time.strftime('%H:%M:%S')}  drawn in {time.perf_counter() - started:.1f} s; Ctrl+C ends\n", flush=True)
+            except UserError as error:
+                faults, seen = list(error.faults), None
+            for fault in faults if faults != said else ():
+                print(f"lmp_plotstats: {fault}", file=sys.stderr)
+            said = faults
+        time.sleep(seconds)
+
+
+def _look(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Give what tells the versions of the statistics files apart: time of change, and number of the file."""
+    found = {}
+    for path in sorted(folder.glob("*_stats.json")):
+        try:
+            state = path.stat()
+        except OSError:
+            continue  # gone since it was listed
+        found[path] = (state.st_mtime_ns, state.st_ino)
+    return found

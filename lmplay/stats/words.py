@@ -1,0 +1,35 @@
+"""How names, counts and durations are written.  Stats floor: nothing imported."""
+from __future__ import annotations
+
+SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def compact(value: float) -> str:
+    """Write a count shortly.
+
+    :param value: the count.
+    :return: ``950``, ``2k``, ``1.5M``, ``3B``.
+    """
+    for size, suffix in SUFFIXES:
+        if abs(value) >= size:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def plain(text: str) -> str:
+    """Keep matplotlib from reading a name as a formula, or from hiding it in a legend for its leading underscore."""
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
+def cut(text: str, most: int) -> str:
+    """Shorten a long name in its middle: runs often differ at their ends."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration with its two largest units: ``33.1s``, ``12m 05s``, ``3h 20m``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
