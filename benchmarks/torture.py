@@ -33,6 +33,8 @@ from lmplay.engine.checkpoint import verify
 
 NAME = "gpt2ish_model"
 SAMPLES_PER_KILL = 25
+# Length of the runs that the other faults befall.
+SAMPLES = 120
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Torture:
     """A plan, a command, and folders to run it in."""
 
     def __init__(self, folder: Path, samples: int):
-        self.folder = folder
+        folder.mkdir()
         write_rows(folder / "rows.jsonl", [{"title": f"T{i}", "text": sentences(1 + i % 9)} for i in range(200)])
         plan = {"tales": {"dataset": "builtin:tales", "samples": samples // 3},
                 "mix": {"dataset": [{"path": "rows.jsonl", "weight": 2}, {"path": "builtin:tales", "weight": 1}], "samples": samples // 3,
@@ -230,6 +232,14 @@ def limited(torture: Torture, reference: Path, stopped: Path, folder: Path) -> R
     return row
 
 
+def untouched(folder: Path, samples: int) -> tuple[Torture, Path]:
+    """Make a plan, and what a run of it leaves that nobody touches."""
+    torture, reference = Torture(folder, samples), folder / "reference"
+    code, output = torture.finish(reference)
+    assert code == 0, output
+    return torture, reference
+
+
 def main() -> int:
     """Do it all, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -243,14 +253,13 @@ def main() -> int:
     until = time.monotonic() + options.minutes * 60
     print(f"seed {options.seed}, {count} kills")
     folder = Path(tempfile.mkdtemp(prefix="lmplay-torture-"))
-    torture = Torture(folder, max(count * options.samples_per_kill, 90))
-    reference, stopped = folder / "reference", folder / "stopped"
-    code, output = torture.finish(reference)
-    assert code == 0, output
+    torture, reference = untouched(folder / "long", max(count * options.samples_per_kill, 90))
     print(f"\n{'what':<34}{'tries':>6}{'survived':>10}{'lost':>6}   {'exit codes':<28} message")
     rows = kills(torture, reference, folder / "killed", count, until, options.seed)
     for row in rows:
         row.print()
+    torture, reference = untouched(folder / "short", SAMPLES)
+    stopped = folder / "stopped"
     process = torture.start(stopped)
     saves = 0
     for line in process.stdout:

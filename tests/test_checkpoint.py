@@ -563,7 +563,7 @@ def test_inspect_of_weights_alone_and_of_damaged_files(again, run, capsys):
     checkpoint.write(again / "export.lmp", {"format": 1, "versions": stored["versions"], "model": stored["model"]})
     assert main(["--inspect", str(again / "export.lmp"), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"file", "bytes", "checksum", "format", "versions", "model", "bytes_by_component"}
-    run("--initial-model", again / "export.lmp", "--model", "new.lmp")
+    run("--initial-model", again / "export.lmp", "--model", again.parent / "new.lmp")
     weights = next(path for path in again.glob("*.lmp"))
     data = bytearray(weights.read_bytes())
     data[-60] ^= 1  # in the last record of the archive, which torch.load does not look at in full

@@ -43,7 +43,7 @@ def train(capsys, *arguments, code=0):
 
 
 def total(name="total_train_samples"):
-    return load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"][name]
+    return load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"].get(name, 0)
 
 
 @pytest.mark.parametrize(("number", "code"), WAYS)
@@ -253,6 +253,31 @@ def test_a_stop_while_the_data_is_waited_for_is_heard_at_once_and_saves(corpus, 
     monkeypatch.setattr(stagework.StageWork, "next_batch", wait)
     assert "stopped (--time-limit)" in train(capsys, code=75)
     assert total("total_train_steps") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["step", "validation"])
+def test_a_stop_while_the_model_is_compiled_is_heard_at_once_and_saves(corpus, capsys, at):
+    """Each of the two is compiled for itself."""
+    import torch
+    from torch import _dynamo
+
+    finished = []
+
+    def slow(module, inputs):
+        if torch.is_grad_enabled() == (at == "step"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+            finished.append(1)
+        return module.forward
+
+    _dynamo.reset()
+    _dynamo.register_backend(slow, name=f"slow_{at}")
+    flags = ["--validation-interval", 5]
+    assert "stopped (SIGTERM)" in train(capsys, *flags, "--compile-model", "--compile-backend", f"slow_{at}", code=143)
+    assert not finished
+    assert bool(total()) == (at == "validation")
+    assert "plan complete" in train(capsys, *flags)
 
 
 def test_no_time_limit_auto_outside_of_slurm(corpus, capsys, monkeypatch):

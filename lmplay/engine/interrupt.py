@@ -54,7 +54,8 @@ class Interrupt:
         self.at_work = False
         self.deadline = math.inf  # on the monotonic clock
         self.save_seconds = self.step_seconds = 0.0  # what a save and a step take, as far as is known
-        self._nothing_to_save = self._save_wanted = self._ending = False
+        self._nothing_to_save = self._save_wanted = False
+        self.is_ending = False  # a request to end at once, with nothing more saved
         self._asked = 0.0
         self._closed = threading.Event()
 
@@ -156,7 +157,7 @@ class Interrupt:
         name = signal.Signals(number).name
         self.request(code, _NAMES.get(name, name))
         if before is not None or self._nothing_to_save or not self.at_work:
-            self._ending = before is not None or not self.at_work
+            self.is_ending = before is not None or not self.at_work
             raise Stopped(code, self.at_work)
 
     def _watch(self) -> None:
@@ -170,7 +171,7 @@ class Interrupt:
                 first = time.monotonic() if first is None else first
                 if not again and self.at_work:
                     continue
-                if not self._closed.wait(_FORCE_SECONDS) and (again or self._ending or self.exit_code is None):
+                if not self._closed.wait(_FORCE_SECONDS) and (again or self.is_ending or self.exit_code is None):
                     os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
                     os._exit(EXIT_CODES[signal.Signals(number)])
         os.close(self._inbox)

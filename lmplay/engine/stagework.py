@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from ..plan.schema import Stage
 from ..stats.modelstats import ModelStats
 from .bysource import BySource
 from .evaluate import Judgement, evaluate
+from .interrupt import Stopped
 from .memory import free_memory, is_out_of_memory
 from .run import Run, freeze
 from .runtime import restore_torch_random_state, torch_random_state
@@ -117,9 +118,9 @@ class StageWork:
         def attempt(mini_batch_size: int) -> StepResult | None:
             mini_batches = self._mini_batches(batch, mini_batch_size)
             return train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
-                              watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested, sources=sources)
+                              watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested, sources=sources, forward=self._forward)
 
-        result = self._fit_memory(attempt, len(batch.pieces))
+        result = self._until_stopped(lambda: self._fit_memory(attempt, len(batch.pieces)))
         if result is None:
             restore_torch_random_state(random_before)
             return None
@@ -242,10 +243,11 @@ class StageWork:
         run = self.run
 
         def attempt(mini_batch_size: int) -> Judgement | None:
-            return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples,
-                            lambda pieces: self._collate(pieces, mini_batch_size), run.interrupt.requested, self.by_source.validation_names)
+            with self._forward():
+                return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples,
+                                lambda pieces: self._collate(pieces, mini_batch_size), run.interrupt.requested, self.by_source.validation_names)
 
-        judged = self._fit_memory(attempt, self.mini_batch_size)
+        judged = self._until_stopped(lambda: self._fit_memory(attempt, self.mini_batch_size))
         if judged is None:
             return False
         sums = judged.sums
@@ -264,6 +266,19 @@ class StageWork:
         else:
             self.state.stale += 1
         return True
+
+    def _forward(self) -> AbstractContextManager[None]:
+        """Give what goes around forward and backward: where the model is compiled, which takes minutes, they are ended by a request at once."""
+        return self.run.interrupt.at_once() if self.run.settings.compile_model else nullcontext()
+
+    def _until_stopped(self, work: Callable[[], Done | None]) -> Done | None:
+        """Do something in which requests may be heard at once; None when one was."""
+        try:
+            return work()
+        except Stopped:
+            if self.run.interrupt.is_ending:
+                raise
+            return None
 
     def _fit_memory(self, work: Callable[[int], Done], pieces: int) -> Done:
         """Do something by mini-batches; with `--mini-batch-size auto` halve these when memory runs out, and do it again from its start.

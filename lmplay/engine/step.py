@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,8 @@ class StepResult:
 
 
 def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer, runtime: Runtime, mini_batches: Sequence[MiniBatch], *,
-               grad_clip: float, watch: range, interrupted: Callable[[], bool], sources: Sequence[int] = ()) -> StepResult | None:
+               grad_clip: float, watch: range, interrupted: Callable[[], bool], sources: Sequence[int] = (),
+               forward: Callable[[], AbstractContextManager[None]] = nullcontext) -> StepResult | None:
     """Do forward and backward of every mini-batch, then one update.
 
     The losses are summed over the truth tokens and divided by their number in the whole batch, so neither the mini-batches nor their
@@ -44,6 +46,7 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
     :param grad_clip: the largest norm of the gradient, 0 = no limit.
     :param watch: numbers of the pieces whose predictions are wanted.
     :param interrupted: asked before each mini-batch.
+    :param forward: around forward and backward of each mini-batch, which change nothing that lasts.
     :param sources: the source of each piece, by its number in the batch, where loss sums by source are wanted.
     :return: the result, or None when interrupted: nothing has been updated then.
     :raises TrainingError: when there is no memory for the optimizer.
@@ -57,9 +60,10 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
         if interrupted():
             return None
         there = mini_batch.to(runtime.device)
-        with runtime.autocast():
-            result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
-        runtime.scaler.scale(result.loss_sum / n_truth).backward()
+        with forward():
+            with runtime.autocast():
+                result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
+            runtime.scaler.scale(result.loss_sum / n_truth).backward()
         loss_sum += result.loss_sum.detach()
         if len(source_sums):
             source_sums.index_add_(0, _source_of_each(there, sources, runtime.device), result.losses_N.to(source_sums.dtype))
