@@ -40,6 +40,7 @@ def train(run: Run) -> int:
             return _end(run)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
+        run.runner.listeners.event("stage", run.runner.place())
         _validate(run, work, recorder)  # if the run was stopped in it
         while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
             before, started = run.runner.samples, time.monotonic()
@@ -62,6 +63,7 @@ def train(run: Run) -> int:
         saved = save(run, stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
         run.report.end_stage(run, work)
+        run.runner.listeners.event("stage done", run.runner.place())
     run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
     return 0
 
@@ -77,7 +79,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     """
     if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
+    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
     then = replace(run, runner=replace(run.runner, **figures))
     run.saver.start(lambda cancelled: _write(then, content, stage, cancelled))
@@ -101,6 +103,7 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
         return False
     run.interrupt.save_seconds = time.monotonic() - started
     run.report.saved(run.path)
+    run.runner.listeners.event_elsewhere("saved", run.runner.place())
     return True
 
 

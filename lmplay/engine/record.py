@@ -102,6 +102,8 @@ class Recorder:
             for stats in (run_stats, stage_stats):
                 stats.totals["skipped_batches"] += 1
                 stats.add_train(step.place, {**step.known, "steps": 1.0})
+            self._run.runner.listeners.train(step.place, {**step.known, "steps": 1.0})
+            self._run.runner.listeners.event("skipped batch", {**step.place, "stage": self._work.stage.name})
             return
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
@@ -113,6 +115,7 @@ class Recorder:
         sources = self._work.by_source.name(step.batch, source_sums)
         run_stats.add_train(step.place, figures)
         stage_stats.add_train(step.place, figures, sources)
+        self._run.runner.listeners.train(step.place, figures)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 

@@ -253,6 +253,7 @@ class StageWork:
         run.runner.stats.add_validation(self.place(), sums, final)
         self.stats.add_validation(self.place(), sums, final, judged.by_source)
         run.report.validation(sums, judged.example, final)
+        run.runner.listeners.validation(self.place(), sums, final)
         if final:
             return True
         if self.state.lowest_loss is None or loss < self.state.lowest_loss:

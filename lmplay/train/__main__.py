@@ -112,10 +112,13 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
         except BrokenPipeError:  # whoever reads, `head` say, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    from ..track.opening import open_callbacks
+
+    callbacks = open_callbacks(settings.track, settings.callback, report.say)
     from ..engine.loop import train
     from ..engine.run import open_run
 
-    run = open_run(settings, plan, report, interrupt)
+    run = open_run(settings, plan, report, interrupt, callbacks)
     if run is None:
         return 0
     with run:
