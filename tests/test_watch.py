@@ -1,9 +1,9 @@
 """Who watches a run sees each step once, with the figures of the statistics, over kills and stops; and watching changes nothing."""
 import csv
 import json
-import math
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import TINY, differences, load, sentences, trainer, write_plan, write_rows
@@ -50,7 +50,7 @@ class Unsafe(Callback):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 3)} for i in range(60)])
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for i in range(60)])
     write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "samples": 48}, "two": {"dataset": "rows.jsonl", "samples": 40}})
     (tmp_path / "watching.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)
@@ -69,16 +69,17 @@ def train(*more, code=0):
     assert main(flags(*more)) == code
 
 
-def interrupted(tracker, *more):
-    """A run that is killed in its third save interval, stopped after some steps more, and done."""
-    killed = trainer(*flags("--track", tracker, "--callback", "watching:Kill", *more), env={"KILL_AT": "11", "PYTHONPATH": os.pathsep.join(sys.path)})
-    assert killed.returncode == 9, killed.stderr
-    train("--track", tracker, "--max-steps", 5, *more, code=75)
-    train("--track", tracker, *more)
+def interrupted(tracker):
+    """A run that is killed in its third save interval, stopped after some steps more, and done; each in a process of its own, as in life."""
+    environment = {"KILL_AT": "11", "PYTHONPATH": os.pathsep.join(sys.path), "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": ""}
+    for more, code in ((["--callback", "watching:Kill"], 9), (["--max-steps", "5"], 75), ([], 0)):
+        done = trainer(*flags("--track", tracker, *more), env=environment)
+        assert done.returncode == code, done.stderr
+        assert "WARNING" not in done.stdout
 
 
 def columns(kind, stage=None):
-    content = json.loads(open(f"out/{NAME}{f'_step_{stage}' if stage else ''}_{kind}_stats.json").read())
+    content = json.loads(Path(f"out/{NAME}{f'_step_{stage}' if stage else ''}_{kind}_stats.json").read_text())
     return content["columns"], content
 
 
@@ -113,6 +114,7 @@ def test_csv_over_a_kill_and_a_stop(folder):
     check(read(rows), *(read([row for row in validations if row["final"] == final]) for final in "01"))
 
 
+@pytest.mark.slow
 def test_tensorboard_over_a_kill_and_a_stop(folder):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -129,11 +131,11 @@ def test_tensorboard_over_a_kill_and_a_stop(folder):
     assert f"{NAME}_train_stats" in read.Tags()["images"]
 
 
-def test_mlflow_over_a_kill_and_a_stop(folder, monkeypatch):
+@pytest.mark.slow
+def test_mlflow_over_a_kill_and_a_stop(folder):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     interrupted("mlflow")
     client = MlflowClient(f"sqlite:///{folder / 'out' / 'mlflow.db'}")
     [run] = client.search_runs([client.get_experiment_by_name("lmplay").experiment_id])
@@ -147,11 +149,10 @@ def test_mlflow_over_a_kill_and_a_stop(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_wandb_over_a_kill_and_a_stop(folder, monkeypatch):
+def test_wandb_over_a_kill_and_a_stop(folder):
     pytest.importorskip("wandb")
     from test_track import wandb_history
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
     interrupted("wandb")
     found = {kind: {} for kind in ("train", "validation", "final_validation")}
     for key, rows in wandb_history(folder / "out").items():
@@ -173,7 +174,7 @@ def test_callbacks_hear_a_run_and_go_on(folder, capsys):
     assert [entry for entry in heard if entry[0] == "end"] == [("end", "stopped", 5), ("end", "done", steps)]
     for event in (("stage", 0, "one"), ("resumed", 5, "one"), ("stage", 5, "one"), ("saved", 5, "one"), ("stage done", steps, "two"), ("saved", steps, "two")):
         assert event in heard
-    assert done["clock"]["listeners"]["states"] == {"watching:Listen": {"steps": steps}, "watching:Broken": {}}
+    assert done["clock"]["listeners"]["states"] == {"watching:Listen": {"steps": steps}}
     said = capsys.readouterr().out
     assert said.count("WARNING: --callback watching:Broken failed in train (RuntimeError: no such light); training goes on") == 1
     assert said.count("WARNING: --callback watching:Unsafe failed in state (TypeError: a state holds plain values, and this has a object)") == 1
@@ -212,3 +213,64 @@ def test_a_library_that_is_missing_is_named(folder, capsys, monkeypatch):
     monkeypatch.setattr(opening, "find_spec", lambda name: None)
     train("--track", "wandb", code=2)
     assert "pip install 'lmplay[wandb]'" in capsys.readouterr().err
+
+
+def samples():
+    return [json.loads(line) for line in Path(f"out/{NAME}_samples.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def test_prompts_are_gone_on_with_at_each_validation_and_no_bit_is_changed(folder):
+    (folder / "prompts.txt").write_text("The cat\n\nÀ la \u2028recherche\n", encoding="utf-8")
+    more = ["--sample-prompts", "prompts.txt", "--sample-tokens", 12, "--dropout", 0.1]
+    train(*more)
+    whole = samples()
+    plain = load(folder / "out" / f"{NAME}.lmp")
+    steps, _ = columns("validate")
+    assert [row["step"] for row in whole[::3]] == steps["step"]  # one line a prompt a validation, a step with two of them once
+    assert [row["samples"] for row in whole[::3]] == steps["samples"]
+    assert {row["stage"] for row in whole} == {"one", "two"}
+    assert [row["prompt"] for row in whole] == ["The cat", "", "À la \u2028recherche"] * len(steps["step"])
+    assert len({row["text"] for row in whole}) > len(steps["step"])
+    assert all(len(row["text"]) <= 12 for row in whole)
+    assert len((folder / "out" / f"{NAME}_samples.jsonl").read_text(encoding="utf-8").splitlines()) == len(whole)
+
+    train("--dropout", 0.1, "--reset-history")
+    assert differences(plain, load(folder / "out" / f"{NAME}.lmp")) == []
+    assert (folder / "out" / f"{NAME}.old-1" / f"{NAME}_samples.jsonl").exists()
+
+    train("--reset-history", *more, "--max-steps", 6, code=75)
+    cut_off = '{"step": 6, "samp'
+    with open(f"out/{NAME}_samples.jsonl", "a", encoding="utf-8") as file:  # as after a kill
+        file.write(json.dumps({**whole[0], "step": 7}) + "\n" + cut_off)
+    train(*more)
+    assert samples() == whole
+
+
+def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(folder, capsys):
+    (folder / "prompts.txt").write_text("The cat\n")
+    train("--sample-prompts", "prompts.txt", "--sample-tokens", 8)
+    from lmplay.data.permutation import mix
+    from lmplay.engine import prompted
+    from lmplay.exp import build_model, get_experiment
+    from lmplay.generation import generate
+    from lmplay.tokenizer import Tokenizer
+
+    content = load(folder / "out" / f"{NAME}.lmp")["model"]
+    tokenizer = Tokenizer(content["state_args"]["tokenizer"])
+    model = build_model(get_experiment(content["state_args"]["experiment"]), vocab_size=tokenizer.vocab_size, **content["state_args"]["args"])
+    model.load_state_dict(content["state"])
+    last = samples()[-1]
+    prompt = [tokenizer.end_id, *tokenizer.encode("The cat").ids.tolist()]
+    steps = generate(model, [prompt], tokenizer.end_id, 48, prompted._SAMPLING, [mix(0, last["step"], 0) >> 1], 8, use_cache=False)
+    assert tokenizer.decode([token for [token] in steps]) == last["text"]
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe\xfd", "not UTF-8")])
+def test_prompts_that_cannot_be_read_are_refused(folder, capsys, content, words):
+    if content is not None:
+        (folder / "prompts.txt").write_bytes(content)
+    train("--sample-prompts", "prompts.txt", code=2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--sample-prompts prompts.txt" in line
+    assert words in line
+    assert not (folder / "out").exists()

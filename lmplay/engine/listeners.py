@@ -52,10 +52,10 @@ class Listeners:
         """
         if not self._callbacks.members:
             return
-        past = {"train": _rows(stats.train, _TRAIN), **self._apart}
-        ends = {figures["step"] for figures in self._apart["final_validation"]}
+        finals = list(self._apart["final_validation"])  # a copy: callbacks may read it in a thread of their own
+        ends = {figures["step"] for figures in finals}
         regular = [row for row in _rows(stats.validate, _VALIDATE) if row["step"] not in ends] + self._apart["validation"]
-        past["validation"] = sorted(regular, key=lambda row: row["step"])
+        past = {"train": _rows(stats.train, _TRAIN), "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals}
         self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
 
     def train(self, place: Mapping[str, float], sums: Mapping[str, float]) -> None:

@@ -31,6 +31,7 @@ from .interrupt import Interrupt
 from .listeners import Listeners, draw_plots
 from .lock import Lock
 from .origin import Found, choose_state, set_history_aside, settle
+from .prompted import Prompted, read_prompts
 from .report import Report
 from .runtime import Runtime, seed_everything
 from .saving import Saver
@@ -58,6 +59,7 @@ class Run:
     report: Report
     interrupt: Interrupt
     lock: Lock
+    prompted: Prompted
     changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
     began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
     best: BestState = field(default_factory=BestState)
@@ -133,6 +135,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     """Do the work of :func:`open_run`."""
     if path.parent.is_dir():  # else there is nothing to lock yet
         lock.take()
+    prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
     runtime = Runtime(settings)
     found = choose_state(settings, path, [stage.name for stage in plan.stages])
     check_target(settings, path)
@@ -165,8 +168,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         model.restore(model_plan.initial_weights)
     module.to(runtime.device)
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
-    run = Run(settings, path, curriculum, model, RunnerComponent(settings, runtime, listeners=Listeners(callbacks)), OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock)
+    runner = RunnerComponent(settings, runtime, listeners=Listeners(callbacks))
+    run = Run(settings, path, curriculum, model, runner, OptimizersComponent(settings.optimizer, optimizer),
+              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock,
+              Prompted(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
     if stored is not None:
         _restore(run, stored)
         run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
@@ -343,6 +348,7 @@ def _prepare_folders(run: Run, found: Found | None) -> None:
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}
     write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
+    run.prompted.begin(run.runner.stats.totals["total_train_steps"])
     run.runner.listeners.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.runner.stats)
     if found is not None:
         run.runner.listeners.event("resumed", run.runner.place())

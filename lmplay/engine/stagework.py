@@ -243,9 +243,12 @@ class StageWork:
             return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples, mini_batch_size,
                             run.interrupt.requested, self.by_source.validation_names)
 
-        judged = self._fit_memory(attempt, self.mini_batch_size)
-        if judged is None:
+        place = self.place()
+        written = run.prompted.write(run.model.module, run.model.tokenizer, self.settings.context_len, place["step"], run.interrupt.requested)
+        judged = self._fit_memory(attempt, self.mini_batch_size) if written is not None else None
+        if judged is None or written is None:
             return False
+        run.prompted.keep(written, place, self.stage.name)
         sums = judged.sums
         loss = sums["loss_sum"] / sums["n_tokens"]
         if not math.isfinite(loss):

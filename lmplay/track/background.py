@@ -12,7 +12,7 @@ from .callback import Callback, RunInfo
 # Calls that may wait for a slow tracker; then the oldest are waited for no longer, and the tracker is given up.
 _MOST_WAITING = 10_000
 # How long (seconds) a tracker may take to finish at the end of the run, and when it is stopped: then somebody waits.
-_PATIENCE, _PATIENCE_STOPPED = 30.0, 10.0
+_PATIENCE, _PATIENCE_STOPPED = 60.0, 20.0
 
 
 class Background(Callback):
