@@ -69,13 +69,16 @@ def train(*more, code=0):
     assert main(flags(*more)) == code
 
 
-def interrupted(tracker):
-    """A run that is killed in its third save interval, stopped after some steps more, and done; each in a process of its own, as in life."""
+def interrupted(tracker, apart=True):
+    """A run that is killed in its third save interval, stopped after some steps more, and done; each `apart`, in a process of its own, as in life."""
     environment = {"KILL_AT": "11", "PYTHONPATH": os.pathsep.join(sys.path), "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": ""}
     for more, code in ((["--callback", "watching:Kill"], 9), (["--max-steps", "5"], 75), ([], 0)):
-        done = trainer(*flags("--track", tracker, *more), env=environment)
+        if code != 9 and not apart:
+            train("--track", tracker, *more, code=code)
+            continue
+        done = trainer(*flags("--track", tracker, *more), env=environment, timeout=300)
         assert done.returncode == code, done.stderr
-        assert "WARNING" not in done.stdout
+        assert code or "WARNING" not in done.stdout  # a tracker that has not finished when the run is stopped has the rest from the next
 
 
 def columns(kind, stage=None):
@@ -102,7 +105,7 @@ def check(train_rows, validations, finals):
 
 
 def test_csv_over_a_kill_and_a_stop(folder):
-    interrupted("csv")
+    interrupted("csv", apart=False)
     with open(f"out/{NAME}_train.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     with open(f"out/{NAME}_validate.csv", newline="") as file:

@@ -77,13 +77,19 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ..engine.report import Report
 
-    report = Report(command)
+    report = Report(command, settings.quiet, settings.verbose, settings.log_json)
     waiting.say, waiting.stopped = report.say, interrupt.requested
     try:
         return _work(settings, plan, interrupt, report)
     except Unavailable as error:
         report.unavailable(str(error), saved=interrupt.at_work)
         return interrupt.exit_code or error.exit_code
+    except UserError as error:
+        report.failed("\n".join(f"lmp_trainer: {fault}" for fault in error.faults))
+        raise
+    except Exception:
+        report.failed(traceback.format_exc())
+        raise
 
 
 def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
@@ -96,19 +102,19 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     if settings.describe:
         from ..engine.describe import describe
 
-        report.say(describe(settings, plan))
+        print(describe(settings, plan))
         return 0
     if settings.check_plan:
         from ..engine.audit import audit, show_audit
 
         found = audit(settings, plan, report)
-        report.say(json.dumps(found, indent=2) if settings.json else show_audit(found))
+        print(json.dumps(found, indent=2) if settings.json else show_audit(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
         from ..engine.show import show
 
         try:
-            report.say(show(settings, plan))
+            print(show(settings, plan), flush=True)
         except BrokenPipeError:  # whoever reads, `head` say, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -140,6 +146,8 @@ def _check_looks(settings: Settings) -> None:
     looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
     if len(looks) > 1:
         raise UserError(f"{' and '.join(looks)} together: each of them prints something and ends; give one.")
+    if settings.quiet and settings.verbose:
+        raise UserError("--quiet and --verbose together: give one of them.")
     if settings.json and not any(getattr(settings, name) for name in as_json):
         raise UserError("--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.")
 
