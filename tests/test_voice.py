@@ -144,7 +144,8 @@ def test_an_output_that_cannot_be_written_does_not_end_the_run(folder):
 def test_a_line_on_the_terminal_shows_how_it_goes(folder):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    with subprocess.Popen([sys.executable, "-m", "lmplay.train", *flags("--batch-size", "2")], stdout=subprocess.PIPE, stderr=theirs, env=ENVIRONMENT) as process:
+    command = [sys.executable, "-m", "lmplay.train", *flags("--batch-size", "2")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=ENVIRONMENT) as process:
         os.close(theirs)
         said = b""
         while process.poll() is None or select.select([ours], [], [], 0)[0]:
