@@ -5,6 +5,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from glob import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -136,7 +137,8 @@ def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path
         return []
     if done.returncode:
         say(f"WARNING: the plots could not be drawn: {done.stderr.strip()}")
-    return sorted(folder.glob(f"{name}_*train_stats.png")) + sorted(folder.glob(f"{name}_*validate_stats.png"))
+    whole = [folder / f"{name}_{kind}_stats.png" for kind in ("train", "validate")]
+    return [picture for picture in whole if picture.exists()] + sorted(folder.glob(f"{escape(name)}_step_*_stats.png"))
 
 
 def _rows(history: History, names: Sequence[str]) -> list[Figures]:
