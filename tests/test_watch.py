@@ -104,8 +104,13 @@ def check(train_rows, validations, finals):
     assert finals["samples"][0][0] in steps  # both validations of this step are there, each by itself
 
 
-def test_csv_over_a_kill_and_a_stop(folder):
-    interrupted("csv", apart=False)
+@pytest.mark.parametrize("late", [False, True])
+def test_csv_over_a_kill_and_a_stop(folder, late):
+    if late:  # asked for when the run has done more than a stage
+        train("--max-steps", 14, code=75)
+        train("--track", "csv")
+    else:
+        interrupted("csv", apart=False)
     with open(f"out/{NAME}_train.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     with open(f"out/{NAME}_validate.csv", newline="") as file:
