@@ -112,22 +112,28 @@ def log_records(data: bytes):
             parts = b""
 
 
-@pytest.mark.slow
-def test_wandb_holds_every_step_once(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+def wandb_history(folder: Path) -> dict[str, list]:
+    """Read what the offline runs of a folder hold: (step, value) by key."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    heard("wandb", tmp_path)
     found: dict[str, list] = {}
-    for path in sorted(glob.glob(str(tmp_path / "wandb" / "offline-run-*" / "*.wandb"))):
-        assert "abc123" in path
+    for path in sorted(glob.glob(str(folder / "wandb" / "offline-run-*" / "*.wandb"))):
         for data in log_records(Path(path).read_bytes()):
             record = Record.FromString(data)
             if record.WhichOneof("record_type") == "history":
                 row = {"".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
                 for key, value in row.items():
                     found.setdefault(key, []).append((row["step"] if "step" in row else row["_step"], value))
+    return found
+
+
+@pytest.mark.slow
+def test_wandb_holds_every_step_once(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    heard("wandb", tmp_path)
+    assert all("abc123" in name for name in os.listdir(tmp_path / "wandb") if name.startswith("offline"))
+    found = wandb_history(tmp_path)
     for kind, every in (("train", 1), ("validation", 5)):
         for name in ("loss", "accuracy", "samples"):
             assert found[f"{kind}/{name}"] == expected(name, every)

@@ -13,6 +13,7 @@ from ..optim.schedules import lr_factor
 from ..plan.settings import Settings, StageSettings
 from ..stats.modelstats import ModelStats
 from ..tokenizer import Tokenizer
+from .listeners import Listeners
 from .runtime import Runtime, random_state, restore_random_state
 
 
@@ -61,12 +62,19 @@ class RunnerComponent:
     mini_batch_size: int | None = None  # what was found to fit into memory, None = nothing has failed yet
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
     overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
+    listeners: Listeners = field(default_factory=Listeners)
     name: str = "runner"
 
     @property
     def samples(self) -> int:
         """All samples trained on so far."""
         return self.stats.totals["total_train_samples"]
+
+    def place(self) -> dict[str, Any]:
+        """Say where the run is, for those who hear of it."""
+        totals = self.stats.totals
+        return {"step": totals["total_train_steps"], "samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"],
+                "stage": self.stages[-1]["name"] if self.stages else None}
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
@@ -78,7 +86,7 @@ class RunnerComponent:
                 "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
                 "mini_batch_size": self.mini_batch_size, "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
                 "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes],
-                          "saves": [dict(save) for save in self.saves]}}
+                          "saves": [dict(save) for save in self.saves], "listeners": self.listeners.state()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`."""
@@ -88,7 +96,9 @@ class RunnerComponent:
             self.step_stats[name].restore(stats)
         self.stages = [dict(stage) for stage in state["stages"]]
         self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
-        self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next two
+        self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next three
+        if "listeners" in state["clock"]:
+            self.listeners.restore(state["clock"]["listeners"])
         self.mini_batch_size = state.get("mini_batch_size")
         in_row = state.get("in_row", {})
         self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)

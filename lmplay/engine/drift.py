@@ -18,7 +18,8 @@ _BY_STAGE = ("batch_size", "context_len", "lr", "weight_decay", "grad_clip")
 _ASIDE = {*_BY_STAGE, "exp", "num_blocks", "embed_dim", "num_heads", "dropout", "tied_head", "tokenizer", "model", "initial_model", "reset_history",
           "training_plan", "dataset", "save_datasets", "out_dir", "check_grads", "ignore_optimizer", "device", "resume", "save_weights_only", "time_limit",
           "max_steps", "max_samples_this_run", "keep", "data_workers", "accept_changed_data", "describe", "inspect",
-          "check_plan", "show_samples", "show_batch", "json", "given"}
+          "check_plan", "show_samples", "show_batch", "json", "given", "track", "callback", "sample_prompts", "sample_tokens", "quiet", "verbose",
+          "log_json"}
 # Settings that change the order of sums, no more.
 _BITS = {"mini_batch_size", "compile_model", "compile_mode", "compile_backend", "device", *checkpoint.versions()}
 

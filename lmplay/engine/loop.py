@@ -43,6 +43,7 @@ def train(run: Run) -> int:
             return _end(run)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
+        run.runner.listeners.event("stage", run.runner.place())
         _validate(run, work, recorder)  # if the run was stopped in it
         while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
             before, started = run.runner.samples, time.monotonic()
@@ -65,6 +66,7 @@ def train(run: Run) -> int:
         saved = save(run, stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
         run.report.end_stage(run, work)
+        run.runner.listeners.event("stage done", run.runner.place())
     run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
     return 0
 
@@ -84,7 +86,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
         run.runner.saves.pop()  # the one before has failed
     saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
     add_save(run.runner.saves, saved_at)
-    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime")}
+    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
     run.best.hand_over()
     then = replace(run, runner=replace(run.runner, **figures))
@@ -109,6 +111,7 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
         return False
     run.interrupt.save_seconds = time.monotonic() - started
     run.report.saved(run.path)
+    run.runner.listeners.event_elsewhere("saved", run.runner.place())
     return True
 
 

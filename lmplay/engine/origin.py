@@ -78,8 +78,8 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
         return None
     kept = generations.free_name(path, "old")
     statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if _model_of(file) == path.stem]
-    settings = folder / f"{path.stem}_settings.json"
-    for file in [*statistics, *([settings] if settings.exists() else [])]:
+    others = [folder / f"{path.stem}_{rest}" for rest in ("settings.json", "samples.jsonl", "train.csv", "validate.csv")]
+    for file in [*statistics, *(other for other in others if other.exists())]:
         file.rename(make_folder(folder / kept.stem, "folder of old statistics") / file.name)
     return generations.set_aside(path, names)
 

@@ -18,8 +18,9 @@ from .run import Run
 from .stagework import StageWork
 from .step import StepResult
 
-# The statistics files are written at least this often (seconds), for those who plot while a run goes on.
+# The statistics files are written this often (seconds), for those who plot while a run goes on; less often where that would take more than such a share.
 _WRITE_SECONDS = 15.0
+_WRITE_SHARE = 0.005
 
 
 @dataclass
@@ -40,7 +41,8 @@ class Recorder:
     def __init__(self, run: Run, work: StageWork):
         self._run, self._work = run, work
         self._pending: _Pending | None = None
-        self._mark = self._written = time.perf_counter()
+        self._mark = now = time.perf_counter()
+        self._next_write = now + _WRITE_SECONDS
 
     def record(self, batch: Batch, result: StepResult) -> None:
         """Take note of a step that has been done: counts now, its numbers when they have come."""
@@ -63,10 +65,10 @@ class Recorder:
             self._add(before)
         if not runner.runtime.asynchronous:
             self.flush()
-        if now - self._written > _WRITE_SECONDS and not self._run.saver.busy:
-            self._written = now
+        if now > self._next_write and not self._run.saver.busy:
             with self.pause():
                 try_to_write_stats(self._run)
+            self._next_write = self._mark + max(_WRITE_SECONDS, (self._mark - now) / _WRITE_SHARE)
 
     def flush(self) -> None:
         """Wait for the numbers of the last step; afterwards the statistics say all that has been done."""
@@ -103,6 +105,8 @@ class Recorder:
             for stats in (run_stats, stage_stats):
                 stats.totals["skipped_batches"] += 1
                 stats.add_train(step.place, {**step.known, "steps": 1.0, "skipped_batches": 1.0})
+            self._run.runner.listeners.train(step.place, {**step.known, "steps": 1.0})
+            self._run.runner.listeners.event("skipped batch", {**step.place, "stage": self._work.stage.name})
             return
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
@@ -114,6 +118,7 @@ class Recorder:
         sources = self._work.by_source.name(step.batch, source_sums)
         run_stats.add_train(step.place, figures)
         stage_stats.add_train(step.place, figures, sources)
+        self._run.runner.listeners.train(step.place, figures)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 

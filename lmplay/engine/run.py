@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
-from ..errors import UserError
+from ..errors import Unavailable, UserError
 from ..exp import accepted_settings, build_model, get_experiment
 from ..files import check_folder, make_folder, write_text
 from ..optim.freeze import apply_freeze
@@ -22,13 +22,16 @@ from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
+from ..track.callback import Callbacks
 from . import checkpoint, generations
 from .best import BestState, best_names
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .drift import changes, foreign_sizes
 from .interrupt import Interrupt
+from .listeners import Listeners, draw_plots
 from .lock import Lock
 from .origin import Found, choose_state, set_history_aside, settle
+from .prompted import Prompted, read_prompts
 from .report import Report
 from .runtime import Runtime, seed_everything
 from .saving import Saver
@@ -56,6 +59,7 @@ class Run:
     report: Report
     interrupt: Interrupt
     lock: Lock
+    prompted: Prompted
     changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
     began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
     best: BestState = field(default_factory=BestState)
@@ -67,16 +71,24 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Finish the save that is being written, or leave it where the user wants to end at once; let others have the model file."""
+        at_once = kind is not None and not issubclass(kind, Exception)
+        self.closing.callback(self.lock.release)
         with self.closing:
-            try:
-                self.saver.close(give_up=kind is not None and not issubclass(kind, Exception))
-            finally:
-                self.lock.release()
+            self.saver.close(give_up=at_once)
+            if not at_once:
+                self._tell_the_end(kind)
 
     @property
     def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:
         """The five parts of a checkpoint, in order."""
         return self.curriculum, self.model, self.runner, self.optimizers, self.lr_schedulers
+
+    def _tell_the_end(self, kind: type[BaseException] | None) -> None:
+        """Tell those who listen how the run ends."""
+        asked = self.interrupt.exit_code is not None or (kind is not None and issubclass(kind, Unavailable))
+        folder = Path(self.settings.out_dir).expanduser()
+        self.runner.listeners.end("done" if self.curriculum.is_done else "stopped" if asked else "failed",
+                                  lambda: draw_plots(folder, self.path.stem, self.report.say))
 
 
 @dataclass(frozen=True)
@@ -94,13 +106,14 @@ class ModelPlan:
             return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
 
 
-def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt) -> Run | None:
+def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
     """Open and check everything, load what there is to load, and make the folders.
 
     :param settings: the run's.
     :param plan: what to follow.
     :param report: is told what happens.
     :param interrupt: asked whether to stop.
+    :param callbacks: who is told what happens, too.
     :return: the run; None when the plan has already been done.
     :raises UserError: for anything that is wrong with the input; nothing has been written then.
     """
@@ -109,7 +122,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         check_folder(folder, "output folder")
     lock = Lock(path)
     try:
-        run = _open(settings, plan, report, interrupt, path, lock)
+        run = _open(settings, plan, report, interrupt, path, lock, callbacks)
     except BaseException:
         lock.release()
         raise
@@ -118,10 +131,11 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     return run
 
 
-def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, path: Path, lock: Lock) -> Run | None:
+def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, path: Path, lock: Lock, callbacks: Callbacks | None) -> Run | None:
     """Do the work of :func:`open_run`."""
     if path.parent.is_dir():  # else there is nothing to lock yet
         lock.take()
+    prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
     runtime = Runtime(settings)
     found = choose_state(settings, path, [stage.name for stage in plan.stages])
     check_target(settings, path)
@@ -155,8 +169,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         model.restore(model_plan.initial_weights)
     module.to(runtime.device)
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
-    run = Run(settings, path, curriculum, model, RunnerComponent(settings, runtime), OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock)
+    runner = RunnerComponent(settings, runtime, listeners=Listeners(callbacks))
+    run = Run(settings, path, curriculum, model, runner, OptimizersComponent(settings.optimizer, optimizer),
+              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock,
+              Prompted(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
     if stored is not None:
         _restore(run, stored)
         run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
@@ -307,6 +323,8 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
             component.restore(stored[component.name]["state"])
     totals = run.runner.stats.totals
     run.began_at = totals.copy()
+    if run.settings.resume != "latest":
+        run.runner.listeners.begin_another()
     run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
 
 
@@ -335,3 +353,7 @@ def _prepare_folders(run: Run, found: Found | None) -> None:
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}
     write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
+    run.prompted.begin(run.runner.stats.totals["total_train_steps"])
+    run.runner.listeners.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.runner.stats)
+    if found is not None:
+        run.runner.listeners.event("resumed", run.runner.place())

@@ -247,9 +247,12 @@ class StageWork:
                 return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples,
                                 lambda pieces: self._collate(pieces, mini_batch_size), run.interrupt.requested, self.by_source.validation_names)
 
-        judged = self._until_stopped(lambda: self._fit_memory(attempt, self.mini_batch_size))
-        if judged is None:
+        place = self.place()
+        written = run.prompted.write(run.model.module, run.model.tokenizer, self.settings.context_len, place["step"], run.interrupt.requested)
+        judged = self._until_stopped(lambda: self._fit_memory(attempt, self.mini_batch_size)) if written is not None else None
+        if judged is None or written is None:
             return False
+        run.prompted.keep(written, place, self.stage.name)
         sums = judged.sums
         loss = sums["loss_sum"] / sums["n_tokens"]
         if not math.isfinite(loss):
@@ -257,6 +260,7 @@ class StageWork:
         run.runner.stats.add_validation(self.place(), sums, final)
         self.stats.add_validation(self.place(), sums, final, judged.by_source)
         run.report.validation(sums, judged.example, final)
+        run.runner.listeners.validation(self.place(), sums, final)
         if final:
             return True
         if self.state.lowest_loss is None or loss < self.state.lowest_loss:

@@ -78,6 +78,13 @@ class Settings:
     show_samples: int = 0
     show_batch: str | None = None
     json: bool = False
+    track: str | None = None
+    callback: str | None = None
+    sample_prompts: str | None = None
+    sample_tokens: int = 100
+    quiet: bool = False
+    verbose: bool = False
+    log_json: bool = False
     given: frozenset[str] = field(default=frozenset())
 
     @property

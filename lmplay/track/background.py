@@ -11,8 +11,8 @@ from .callback import Callback, RunInfo
 
 # Calls that may wait for a slow tracker; then the oldest are waited for no longer, and the tracker is given up.
 _MOST_WAITING = 10_000
-# How long (seconds) a tracker may take to finish at the end of the run.
-_PATIENCE = 30.0
+# How long (seconds) a tracker may take to finish at the end of the run, and when it is stopped: then somebody waits.
+_PATIENCE, _PATIENCE_STOPPED = 60.0, 20.0
 
 
 class Background(Callback):
@@ -30,6 +30,7 @@ class Background(Callback):
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(most_waiting)
         self._given_up = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self.wants_pictures = tracker.wants_pictures
         self._thread.start()
 
     def start(self, run: RunInfo) -> None:
@@ -52,9 +53,10 @@ class Background(Callback):
         """See :class:`Callback`; waits until all has been written, but not for ever."""
         self._pass(lambda: self._tracker.end(status, pictures))
         self._pass(None)
-        self._thread.join(self._patience)
+        patience = self._patience if status == "done" else min(self._patience, _PATIENCE_STOPPED)
+        self._thread.join(0 if self._given_up else patience)
         if self._thread.is_alive():
-            self._give_up(f"has not finished within {self._patience:g} s")
+            self._give_up(f"has not finished within {patience:g} s")
 
     def _pass(self, call: Callable[[], None] | None) -> None:
         """Put a call in the queue."""

@@ -1,6 +1,9 @@
 """What can be heard of a run while it goes on.  Stats floor: imports nothing."""
 from __future__ import annotations
 
+import copy
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,9 @@ class Callback:
     where nothing was measured.
     """
 
+    # Whether :meth:`end` is to be given the plots; drawing them takes a few seconds.
+    wants_pictures = False
+
     def start(self, run: RunInfo) -> None:
         """A run begins or goes on; :meth:`restore` has been called before, if there is a checkpoint."""
 
@@ -41,10 +47,13 @@ class Callback:
         """A validation has been done; `final` is the longer one at the end of a stage."""
 
     def event(self, kind: str, figures: dict[str, Any]) -> None:
-        """Something else has happened: kind is "stage", "stage done", "saved", "resumed" or "skipped batch"; figures say where (`step`, `samples`)."""
+        """Something else has happened: kind is "stage", "stage done", "saved", "resumed" or "skipped batch".
+
+        Figures say where (`step`, `samples`, `tokens`), and the name of the stage (`stage`).
+        """
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """The run ends: status is "done", "stopped" or "failed"; pictures are the plots of its statistics."""
+        """The run ends: status is "done", "stopped" or "failed"; pictures are the plots of its statistics once it is done, if they are wanted."""
 
     def state(self) -> dict[str, Any]:
         """Give what must be known to go on, as plain values; saved in each checkpoint."""
@@ -54,43 +63,79 @@ class Callback:
         """Become what `state` says."""
 
 
-@dataclass
 class Callbacks(Callback):
-    """Several callbacks as one; they are called in order, and their names tell their states apart."""
+    """Several callbacks as one: called in order, told apart by their names. One that fails is told of and left alone: training goes on without it."""
 
-    members: dict[str, Callback] = field(default_factory=dict)
+    def __init__(self, members: dict[str, Callback] | None = None, say: Callable[[str], None] = print):
+        """
+        :param members: by the names that the user gave them.
+        :param say: tells the user.
+        """
+        self.members = members or {}
+        self._say = say
+        self._states: dict[str, Any] = {}  # of those that are not here now, too: they may come back
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
-        for member in self.members.values():
-            member.start(run)
+        self._tell("start", run)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
-        for member in self.members.values():
-            member.train(figures)
+        self._tell("train", figures)
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
-        for member in self.members.values():
-            member.validation(figures, final)
+        self._tell("validation", figures, final)
 
     def event(self, kind: str, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
-        for member in self.members.values():
-            member.event(kind, figures)
+        self._tell("event", kind, figures)
 
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
-        for member in self.members.values():
-            member.end(status, pictures)
+        self._tell("end", status, pictures)
 
     def state(self) -> dict[str, Any]:
         """See :class:`Callback`."""
-        return {name: member.state() for name, member in self.members.items()}
+        self._states |= self._tell("state")
+        return copy.deepcopy(self._states)
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`Callback`; a member that was not there before starts anew."""
-        for name, member in self.members.items():
+        self._states = copy.deepcopy(state)
+        for name in list(self.members):
             if name in state:
-                member.restore(state[name])
+                self._tell("restore", copy.deepcopy(state[name]), only=name)
+
+    def _tell(self, what: str, *heard: Any, only: str | None = None) -> dict[str, Any]:
+        """Call a method of all members, or of one; gives what they return, by name."""
+        given: dict[str, Any] = {}
+        for name, member in list(self.members.items()):
+            if only not in (None, name):
+                continue
+            try:
+                given[name] = getattr(member, what)(*heard)
+                if what == "state":
+                    _check_plain(given[name])
+            except Exception as error:
+                given.pop(name, None)
+                del self.members[name]
+                self._say(f"WARNING: --callback {name} failed in {what} ({type(error).__name__}: {error}); training goes on without it.\n"
+                          + "".join(traceback.format_exception(error)).rstrip())
+        return given
+
+
+def _check_plain(value: Any) -> None:
+    """Refuse what a checkpoint does not take: it is read without running anybody's code.
+
+    :raises TypeError: saying what was found.
+    """
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_plain(key)
+            _check_plain(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _check_plain(part)
+    elif type(value) not in (int, float, str, bool, bytes, type(None)):
+        raise TypeError(f"a state holds plain values, and this has a {type(value).__name__}")

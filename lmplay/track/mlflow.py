@@ -18,6 +18,8 @@ _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
 class MlflowTracker(Callback):
     """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again, one that it lacks is."""
 
+    wants_pictures = True
+
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         from mlflow import MlflowClient

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -38,7 +40,7 @@ def open_callbacks(track: str | None, callback: str | None, say: Callable[[str],
             faults += error.faults
     if faults:
         raise UserError(*faults)
-    return Callbacks(members)
+    return Callbacks(members, say)
 
 
 def _listed(names: str | None) -> list[str]:
@@ -63,6 +65,8 @@ def _imported(name: str) -> Callback:
     module, colon, kind = name.partition(":")
     if not colon or not module or not kind:
         raise UserError(f"--callback {name}: allowed is module:Class, such as my_callbacks:Alarm.")
+    if os.getcwd() not in sys.path:  # the command lmp_trainer does not look there by itself
+        sys.path.append(os.getcwd())
     try:
         made: Any = getattr(importlib.import_module(module), kind)()
     except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is

@@ -12,6 +12,8 @@ from .callback import Callback, RunInfo
 class TensorBoardTracker(Callback):
     """Writes an event file under <out-dir>/tensorboard/NAME; a resume writes it anew up to its checkpoint, so that it never holds a step twice."""
 
+    wants_pictures = True
+
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         from tensorboard.compat.proto import event_pb2

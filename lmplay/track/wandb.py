@@ -15,6 +15,8 @@ class WandbTracker(Callback):
     what has not been synced is written anew.
     """
 
+    wants_pictures = True
+
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
         import wandb

@@ -77,7 +77,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ..engine.report import Report
 
-    report = Report(command)
+    report = Report(command, settings.quiet, settings.verbose, settings.log_json)
     waiting.say, waiting.stopped = report.say, interrupt.requested
     try:
         return _work(settings, plan, interrupt, report)
@@ -87,6 +87,12 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     except Stopped as stop:
         if stop.at_work:
             report.stopped_at_once(settings)
+        raise
+    except UserError as error:
+        report.failed("\n".join(f"lmp_trainer: {fault}" for fault in error.faults))
+        raise
+    except Exception:
+        report.failed(traceback.format_exc())
         raise
 
 
@@ -100,23 +106,26 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     if settings.describe:
         from ..engine.describe import describe
 
-        report.say(describe(settings, plan))
+        tell(describe(settings, plan))
         return 0
     if settings.check_plan:
         from ..engine.audit import audit, show_audit
 
         found = audit(settings, plan, report)
-        report.say(json.dumps(found, indent=2) if settings.json else show_audit(found))
+        tell(json.dumps(found, indent=2) if settings.json else show_audit(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
         from ..engine.show import show
 
-        report.say(show(settings, plan))
+        tell(show(settings, plan))
         return 0
+    from ..track.opening import open_callbacks
+
+    callbacks = open_callbacks(settings.track, settings.callback, report.say)
     from ..engine.loop import train
     from ..engine.run import open_run
 
-    run = open_run(settings, plan, report, interrupt)
+    run = open_run(settings, plan, report, interrupt, callbacks)
     if run is None:
         return 0
     with run:
@@ -140,6 +149,8 @@ def _check_pairs(settings: Settings) -> None:
     looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
     if len(looks) > 1:
         raise UserError(f"{' and '.join(looks)} together: each of them prints something and ends; give one.")
+    if settings.quiet and settings.verbose:
+        raise UserError("--quiet and --verbose together: give one of them.")
     if settings.json and not any(getattr(settings, name) for name in as_json):
         raise UserError("--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.")
 

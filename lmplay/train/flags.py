@@ -50,6 +50,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _names(value: Any) -> str:
+    """Take names with commas between them, or a list of them."""
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError("names with commas between them")
+    return ",".join(names)
+
+
 def _switch(value: Any) -> bool:
     """Take true or false (settings files only; on the command line a switch stands alone)."""
     if not isinstance(value, bool):
@@ -90,7 +98,7 @@ class Flag:
     help: str
 
 
-_M, _P, _T, _O, _D, _R = "model", "plan and data", "training", "optimizer", "device and speed", "run"
+_M, _P, _T, _O, _D, _R, _W = "model", "plan and data", "training", "optimizer", "device and speed", "run", "watching"
 FLAGS = (
     Flag(_M, "exp", _text, "NAME", "experiment, a named model family; `list` shows all"),
     Flag(_M, "num_blocks", _number(int, 1), "BLOCKS", "transformer blocks of a new model"),
@@ -156,6 +164,14 @@ FLAGS = (
     Flag(_R, "show_samples", _number(int, 0), "NUMBER", "print the first samples of each stage as the model will see them, and end"),
     Flag(_R, "show_batch", _batch_number, "[STAGE:]N", "print the N-th batch of a stage (the first, if not named) and where its rows come from, and end"),
     Flag(_R, "json", _switch, "", "print --check-plan, --inspect, --show-samples or --show-batch as JSON"),
+    Flag(_W, "track", _names, "NAMES", "also send the figures to: csv, tensorboard, wandb, mlflow; several with commas between them"),
+    Flag(_W, "callback", _names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times"),
+    Flag(_W, "sample_prompts", _text, "FILE", "at each validation let the model go on with the prompts in FILE, one a line, an empty line = from nothing; "
+         "what it writes is appended to <out-dir>/NAME_samples.jsonl"),
+    Flag(_W, "sample_tokens", _number(int, 1), "TOKENS", "write no more than so many for each prompt of --sample-prompts"),
+    Flag(_W, "quiet", _switch, "", "say warnings, errors and the summary only; NAME.log has the rest"),
+    Flag(_W, "verbose", _switch, "", "say more: every validation and every save"),
+    Flag(_W, "log_json", _switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it"),
 )
 
 
@@ -255,7 +271,7 @@ def _build_parser() -> _Parser:
                      description="Pretrain a language model from a plan.\n\nWithout network: lmp_trainer --training-plan quickstart",
                      epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM, 75 by a\n"
                             "limit or SIGUSR2 (all with the state saved: run it again), 2 bad input, 1 training failed.")
-    groups = {name: parser.add_argument_group(name) for name in (_M, _P, _T, _O, _D, _R)}
+    groups = {name: parser.add_argument_group(name) for name in (_M, _P, _T, _O, _D, _R, _W)}
     defaults = Settings()
     for flag in FLAGS:
         default = getattr(defaults, flag.name)
@@ -265,7 +281,8 @@ def _build_parser() -> _Parser:
             groups[flag.group].add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=flag.help + told)
         else:
             told = "" if default is None or flag.name == "out_dir" else f" (default: {default})"
-            groups[flag.group].add_argument(option, metavar=flag.unit, default=None, help=flag.help + told)
+            action = "append" if flag.check is _names else "store"
+            groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
     groups[_R].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups[_R].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser

@@ -1,0 +1,126 @@
+"""What watching costs: a step of gpt2ish_tiny with statistics, word accuracy and progress line, against the same step without.
+
+    python benchmarks/overhead.py --rounds 40
+
+Each batch is trained on twice, with and without, in alternating order (A B B A …); the median of the differences is compared with the median step. What
+comes in more rarely is measured by itself: writing the statistics files of a long run (every 15 s or less often), and finding the most probable token
+rather than only its logit (the loss needs the latter). The target: all together less than 2 % of a step on a CPU.
+"""
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from lmplay.engine import record, stagework
+from lmplay.engine.interrupt import Interrupt
+from lmplay.engine.record import Recorder, try_to_write_stats
+from lmplay.engine.report import Report
+from lmplay.engine.run import open_run
+from lmplay.engine.stagework import StageWork
+from lmplay.plan.load import plan_from_dataset
+from lmplay.stats.modelstats import MOST_ROWS
+from lmplay.track.opening import open_callbacks
+from lmplay.train.flags import parse
+
+
+class Terminal(io.StringIO):
+    """A terminal that nobody looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def timed(work: StageWork, batch: Any, recorder: Recorder | None) -> tuple[float, float]:
+    """Do a step, and take note of it if there is a recorder.
+
+    :return: seconds of all of it, and of the taking note alone.
+    """
+    stagework.WATCHED_PIECES = 4 if recorder is not None else 0
+    started = time.perf_counter()
+    result = work.step(batch)
+    between = time.perf_counter()
+    if recorder is not None:
+        assert result is not None
+        recorder.record(batch, result)
+    return time.perf_counter() - started, time.perf_counter() - between
+
+
+def fill(work: StageWork) -> None:
+    """Give the histories as many rows as they can have."""
+    for stats in (work.run.runner.stats, work.stats):
+        place, figures = work.place(), {"steps": 1.0, "loss_sum": 1 / 3, "n_tokens": 7.0, "step_seconds": 0.1, "words": 3.0, "words_right": 1.0}
+        for step in range(len(stats.train), MOST_ROWS):
+            stats.train.add(**{**place, "step": step}, **figures)
+
+
+def of_predictions(positions: int, vocabulary: int) -> float:
+    """Measure what the place of the largest logit costs beyond its value; seconds."""
+    logits = torch.randn(positions, vocabulary)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(40):
+        started = time.perf_counter()
+        logits.max(1, keepdim=True) if number % 2 else logits.amax(1, keepdim=True)
+        times[bool(number % 2)].append(time.perf_counter() - started)
+    return max(median(times[True]) - median(times[False]), 0.0)
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> None:
+    """Open a run as lmp_trainer does, and print a table."""
+    flags = ["--exp", "gpt2ish_tiny", "--dataset", "builtin:tales", "--device", "cpu", "--data-workers", "0", "--out-dir", str(folder), *arguments.flags]
+    settings, _ = parse(flags)
+    with Interrupt() as interrupt:
+        report = Report(["lmp_trainer", *flags], quiet=False)
+        run = open_run(settings, plan_from_dataset("builtin:tales"), report, interrupt, open_callbacks(settings.track, settings.callback, print))
+        assert run is not None
+        with run:
+            [(stage, state)] = run.curriculum.remaining()
+            work = StageWork(run, stage, state)
+            write_seconds, record._WRITE_SECONDS = record._WRITE_SECONDS, 1e9
+            recorder, sys.stderr = Recorder(run, work), Terminal()
+            report.start_stage(run, work)
+            batches = [work.next_batch() for _ in range(arguments.rounds + 2)]
+            with_, without, noted = [], [], []
+            for number, batch in enumerate(batches):
+                for watched in (True, False) if number % 2 else (False, True):
+                    seconds, of_note = timed(work, batch, recorder if watched else None)
+                    if number >= 2:  # the first ones find memory and threads
+                        (with_ if watched else without).append(seconds)
+                        if watched:
+                            noted.append(of_note)
+            fill(work)
+            started = time.perf_counter()
+            try_to_write_stats(run)
+            took = time.perf_counter() - started
+            writing = took / max(write_seconds, took / record._WRITE_SHARE)
+            sys.stderr = sys.__stderr__
+            positions = int(median(batch.n_truth for batch in batches if batch is not None))
+            show(with_, without, noted, writing, of_predictions(positions, run.model.tokenizer.vocab_size))
+
+
+def show(with_: list[float], without: list[float], noted: list[float], writing: float, predictions: float) -> None:
+    """Print the figures."""
+    step = median(without)
+    difference = median(a - b for a, b in zip(with_, without, strict=True)) / step
+    rows = [("step without", f"{step * 1000:.1f} ms"), ("difference of the pairs", f"{difference:+.2%}"),
+            ("  of it, taking note of the step", f"{median(noted) / step:.2%}"),
+            ("statistics files of a long run", f"{writing:.2%}"), ("the most probable tokens", f"{predictions / step:.2%}"),
+            ("all together, by the difference", f"{difference + writing + predictions / step:.2%}"),
+            ("all together, by taking note", f"{median(noted) / step + writing + predictions / step:.2%}")]
+    for name, value in rows:
+        print(f"{name:<45}{value:>10}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("flags", nargs="*", help="more flags of lmp_trainer, after --")
+    with tempfile.TemporaryDirectory() as place:
+        measure(parser.parse_args(), Path(place))

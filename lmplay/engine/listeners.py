@@ -1,0 +1,154 @@
+"""Who hears of a run while it goes on (`--track`, `--callback`), and what is kept so that they hear everything once.  Engine floor, no torch."""
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from glob import escape
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ..stats.modelstats import _TRAIN_COLUMNS, _VALIDATE_COLUMNS, History, ModelStats, _derive
+from ..track.callback import Callbacks, RunInfo
+
+_TRAIN = (*_TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
+_VALIDATE = (*_VALIDATE_COLUMNS, "seconds")
+# Seconds that drawing the plots at the end may take.
+_DRAWING_SECONDS = 120.0
+
+Figures = dict[str, Any]
+
+
+class Listeners:
+    """Tells callbacks what happens, in the main thread, with the figures that the statistics files hold.
+
+    The validation that ends a stage shares its row of the statistics with a regular one at the same step; callbacks hear both, so their figures are kept here.
+    """
+
+    def __init__(self, callbacks: Callbacks | None = None):
+        """
+        :param callbacks: who listens.
+        """
+        self._callbacks = callbacks or Callbacks()
+        self.identity = uuid4().hex[:12]
+        self._newest: Figures | None = None  # the newest regular validation
+        self._apart: dict[str, list[Figures]] = {"validation": [], "final_validation": []}  # of the steps at which stages ended
+        self._later: queue.SimpleQueue[tuple[str, Figures]] = queue.SimpleQueue()
+
+    @property
+    def wants_pictures(self) -> bool:
+        """Whether the plots are to be drawn at the end."""
+        return any(member.wants_pictures for member in self._callbacks.members.values())
+
+    def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats) -> None:
+        """Say that a run begins or goes on, and what it has done so far.
+
+        :param name: the model file's, without its suffix.
+        :param folder: where statistics go.
+        :param settings: resolved.
+        :param plan: what it follows.
+        :param stats: of the whole run.
+        """
+        if not self._callbacks.members:
+            return
+        finals = list(self._apart["final_validation"])  # a copy: callbacks may read it in a thread of their own
+        ends = {figures["step"] for figures in finals}
+        regular = [row for row in _rows(stats.validate, _VALIDATE) if row["step"] not in ends] + self._apart["validation"]
+        past = {"train": _rows(stats.train, _TRAIN), "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals}
+        self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
+
+    def train(self, place: Mapping[str, float], sums: Mapping[str, float]) -> None:
+        """Say that a step has been done.
+
+        :param place: where the run was after it (see :class:`lmplay.stats.modelstats.ModelStats`).
+        :param sums: what happened in it.
+        """
+        if self._callbacks.members:
+            self._tell_later()
+            self._callbacks.train(_row(place, sums, _TRAIN))
+
+    def validation(self, place: Mapping[str, float], sums: Mapping[str, float], final: bool) -> None:
+        """Say that a validation has been done; see :meth:`train`."""
+        figures = _row(place, sums, _VALIDATE)
+        if not final:
+            self._newest = figures
+        else:
+            self._apart["final_validation"].append(figures)
+            if self._newest is not None and self._newest["step"] == figures["step"]:
+                self._apart["validation"].append(self._newest)
+        self._tell_later()
+        self._callbacks.validation(figures, final)
+
+    def event(self, kind: str, place: Mapping[str, Any]) -> None:
+        """Say that something else has happened; see :class:`lmplay.track.callback.Callback`."""
+        self._tell_later()
+        self._callbacks.event(kind, {name: value for name, value in place.items() if name in ("step", "samples", "tokens", "stage")})
+
+    def event_elsewhere(self, kind: str, place: Mapping[str, Any]) -> None:
+        """Take note of an event in another thread; it is told with the next that happens in the main one."""
+        self._later.put((kind, dict(place)))
+
+    def end(self, status: str, draw: Callable[[], Sequence[Path]]) -> None:
+        """Say that the run ends.
+
+        :param status: "done", "stopped" or "failed".
+        :param draw: draws the plots.
+        """
+        if self._callbacks.members:
+            self._tell_later()
+            self._callbacks.end(status, list(draw()) if status == "done" and self.wants_pictures else [])
+
+    def state(self) -> dict[str, Any]:
+        """Give what must be known to go on, as plain values; it depends on the clock and on chance."""
+        return {"identity": self.identity, "newest": self._newest, "apart": {kind: list(rows) for kind, rows in self._apart.items()},
+                "states": self._callbacks.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become what `state` says."""
+        self.identity, self._newest = state["identity"], state["newest"]
+        self._apart = {kind: list(rows) for kind, rows in state["apart"].items()}
+        self._callbacks.restore(state["states"])
+
+    def begin_another(self) -> None:
+        """Be another run from here on: an earlier state is gone on with, and what was told of the later ones belongs to a history that ends there."""
+        self.identity = uuid4().hex[:12]
+
+    def _tell_later(self) -> None:
+        """Tell what has happened in other threads."""
+        while not self._later.empty():
+            self._callbacks.event(*self._later.get_nowait())
+
+
+def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path]:
+    """Draw a run's statistics, in a process of its own; what goes wrong there is told and stops nothing.
+
+    :param folder: the output folder.
+    :param name: the run's.
+    :param say: tells the user.
+    :return: the pictures.
+    """
+    command = [sys.executable, "-m", "lmplay.stats", "--out-dir", str(folder), "--models", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DRAWING_SECONDS, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"WARNING: the plots could not be drawn ({error}).")
+        return []
+    if done.returncode:
+        say(f"WARNING: the plots could not be drawn: {done.stderr.strip()}")
+    whole = [folder / f"{name}_{kind}_stats.png" for kind in ("train", "validate")]
+    return [picture for picture in whole if picture.exists()] + sorted(folder.glob(f"{escape(name)}_step_*_stats.png"))
+
+
+def _rows(history: History, names: Sequence[str]) -> list[Figures]:
+    """Give the rows of a history as the statistics files have them."""
+    columns = _derive(history)
+    return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
+
+
+def _row(place: Mapping[str, float], sums: Mapping[str, float], names: Sequence[str]) -> Figures:
+    """Give a step or validation as a row of the statistics files."""
+    history = History()
+    history.add(**place, **sums)
+    return _rows(history, names)[0]
