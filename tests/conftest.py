@@ -1,6 +1,13 @@
-"""The hub's client reads its environment once, when it is imported: here, before a test changes it for itself."""
+"""What must hold before the first test: the surroundings of whoever runs them do not matter."""
 import os
+import signal
 
+# The hub's client reads its environment once, when it is imported: here, before a test changes it for itself.
 os.environ.pop("HF_HUB_OFFLINE", None)
 
 import huggingface_hub.constants  # noqa: F401
+
+# A shell lets what it runs in the background ignore these, and so would the programs that the tests start and send them to.
+for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    if hasattr(signal, _number) and signal.getsignal(getattr(signal, _number)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _number), _handler)

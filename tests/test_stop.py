@@ -20,14 +20,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 WAYS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR2, 75)]
 
 
-@pytest.fixture(autouse=True)
-def terminal():
-    """A terminal that may be closed, also where whoever runs the tests ignores that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2 + i % 3)} for i in range(60)])
