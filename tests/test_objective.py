@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmplay.linear_cross_entropy import largest
 from lmplay.objective import Result, next_token
 
 
@@ -317,3 +318,15 @@ def test_subclass_of_linear_is_asked_itself() -> None:
     model, batch = problem(head="untied")
     model.head = Doubled(8, 50, bias=False)
     torch.testing.assert_close(next_token(model, *batch, chunk=6).loss_sum.double(), plain(model, batch)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 129, 1000, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_logit_is_found_and_of_equal_ones_the_first(size, dtype):
+    logits = torch.randint(-40, 40, (200, size), generator=torch.Generator().manual_seed(size)).to(dtype)
+    highest, places = largest(logits)
+    rows = logits.tolist()
+    assert highest.squeeze(1).tolist() == [max(row) for row in rows]
+    assert places.squeeze(1).tolist() == [row.index(max(row)) for row in rows]
+    logits[3, size // 2] = float("nan")
+    assert largest(logits)[0][3].isnan()
