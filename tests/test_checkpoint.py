@@ -442,6 +442,27 @@ def test_a_save_that_fails_is_tried_again(finished, out, tmp_path, monkeypatch, 
     assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
 
 
+def test_a_disk_that_stays_full_ends_the_run(finished, out, tmp_path, monkeypatch, run):
+    """It has been trained for nothing since the last save: here the first, of 10 samples, and no more than three tries after it."""
+    original, tries = generations.save, []
+
+    def full(path, content, *arguments):
+        tries.append(content["runner"]["state"]["stats"]["total_train_samples"])
+        if len(tries) > 1:
+            raise OSError(28, "No space left on device")
+        original(path, content, *arguments)
+
+    monkeypatch.setattr(generations, "save", full)
+    text = run("--save-interval", 5, code=1)
+    assert text.count("No space left on device") == loop.MOST_FAILED_SAVES
+    assert "the last 3 saves have all failed" in text
+    assert len(tries) == 1 + loop.MOST_FAILED_SAVES
+    assert load(out / f"{MODEL}.lmp")["runner"]["state"]["stats"]["total_train_samples"] == tries[0]
+    monkeypatch.undo()
+    run()
+    assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
+
+
 def test_a_stop_after_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
     """The disk is full at the end of the first stage, and the request to stop comes before the second has begun."""
     original, begin = generations.save, loop.StageWork

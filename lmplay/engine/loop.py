@@ -25,6 +25,9 @@ from .run import Run
 from .stagework import StageWork
 from .weights import save_weights
 
+# A disk that is full for so many saves in a row stays full.
+MOST_FAILED_SAVES = 3
+
 
 def train(run: Run) -> int:
     """Follow the plan from where it is to its end, or to a request to stop.
@@ -78,12 +81,15 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     :param stage: the stage at work.
     :param wait: wait until it has been written.
     :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited.
-    :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one.
+    :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
     """
     if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
     if not run.saver.wait() and run.runner.saves:
         run.runner.saves.pop()  # the one before has failed
+    if run.saver.failed >= MOST_FAILED_SAVES:
+        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
+                            "make room for the next, and the same command goes on from it.")
     saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
     add_save(run.runner.saves, saved_at)
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}

@@ -64,6 +64,7 @@ class Saver:
         self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
         self._idle.set()
         self._result = True
+        self.failed = 0  # saves in a row up to here
         self._error: BaseException | None = None
         self._cancel = False
 
@@ -118,6 +119,7 @@ class Saver:
         """Do the writing, in the thread."""
         try:
             self._result = write(lambda: self._cancel)
+            self.failed = 0 if self._result else self.failed + 1
         except BaseException as error:
             self._error = error
         finally:
