@@ -102,6 +102,12 @@ def test_every_line_is_an_object(folder, capsys):
     with open("out/gpt2ish_model_train_stats.json") as file:
         columns = json.load(file)["columns"]
     assert [one["samples"] for one in said if one["event"] == "progress"] == columns["samples"]
+    left = {stage: [(one["stage_seconds_left"], one["plan_seconds_left"]) for one in said if one["event"] == "progress" and one["stage"] == stage]
+            for stage in ("one", "two")}
+    assert left["one"][0] == left["two"][0] == (None, None)  # one step says nothing yet
+    for samples, (of_stage, of_plan) in zip(range(4, 24, 4), left["one"][1:-1], strict=False):  # 40 samples after the 27 of this stage, as fast as these
+        assert of_plan / of_stage == pytest.approx(1 + 40 / (27 - 4 - samples), rel=0.1)
+    assert all(of_stage == of_plan for of_stage, of_plan in left["two"])
     assert done["samples"] == 67
     assert done["best"]["loss"] <= done["final"]["loss"]
 
@@ -134,18 +140,11 @@ def test_a_log_file_that_cannot_be_written_is_told_of_once(folder, capsys):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk to write to")
-def test_an_output_that_cannot_be_written_does_not_end_the_run(folder):
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "lmplay.train", *flags()], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert any(line.startswith("plan complete") for line in log_lines(folder))
-
-
-def test_a_line_on_the_terminal_shows_how_it_goes(folder):
+def test_a_line_on_the_terminal_shows_how_it_goes_and_an_output_that_cannot_be_written_ends_nothing(folder):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
     command = [sys.executable, "-m", "lmplay.train", *flags("--batch-size", "2")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=ENVIRONMENT) as process:
+    with open("/dev/full", "w") as full, subprocess.Popen(command, stdout=full, stderr=theirs, env=ENVIRONMENT) as process:
         os.close(theirs)
         said = b""
         while process.poll() is None or select.select([ours], [], [], 0)[0]:
@@ -159,3 +158,4 @@ def test_a_line_on_the_terminal_shows_how_it_goes(folder):
     shown = said.decode()
     assert re.search(r"one \d+%\|.*\| \d+/27 samples, loss \d\.\d{3}, .*tokens/s", shown)
     assert re.search(r"two \d+%\|.*\| 40/40 samples", shown)
+    assert any(line.startswith("plan complete") for line in log_lines(folder))
