@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cutters import FailingCutter
 from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, write_plan, write_rows
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lmplay.data.batcher import Batcher
@@ -87,6 +87,7 @@ CORPORA = st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=40).filter(
 
 
 @given(CORPORA, st.integers(1, 9), st.booleans(), st.sampled_from([None, 1000]), st.integers(0, 20), st.integers(1, 4), st.integers(0, 2), st.integers(0, 2))
+@example([[5, 0, 1, 0]], 4, False, None, 1, 1, 0, 0)  # rows without text at the end of the stage
 @settings(max_examples=40, deadline=None)
 def test_batches_and_positions_are_the_same_whoever_makes_them(workers, corpora, batch_size, weighted, most, stop, ahead, first, second):
     weights = [1.0 + number for number in range(len(corpora))] if weighted else None

@@ -115,6 +115,7 @@ class Batcher:
         self._most_tokens = most_tokens
         self._halted = halted
         self._read = self._tokens = 0
+        self._ended = False  # the end of the samples has been seen
         self.empty = 0  # samples without a token, read since the last batch
         self._waiting: list[_Waiting] = []
         self._reached: dict[str, Any] = {}
@@ -150,9 +151,9 @@ class Batcher:
     def state(self) -> dict[str, Any]:
         """Give the position: where the oldest sample that waits begins, which wait, and how many of their pieces have been placed."""
         if not self._waiting:
-            return {"samples": self._reached, "read": self._read, "tokens": self._tokens, "until": self._read, "waiting": []}
+            return {"samples": self._reached, "read": self._read, "tokens": self._tokens, "until": self._read, "ended": self._ended, "waiting": []}
         oldest = self._waiting[0]
-        return {"samples": oldest.before, "read": oldest.ordinal, "tokens": oldest.tokens, "until": self._read,
+        return {"samples": oldest.before, "read": oldest.ordinal, "tokens": oldest.tokens, "until": self._read, "ended": self._ended,
                 "waiting": [[waiting.ordinal, waiting.placed] for waiting in self._waiting]}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -165,12 +166,14 @@ class Batcher:
             if read.ordinal in placed:
                 read.placed = placed[read.ordinal]
                 self._waiting.append(read)
+        if state["ended"]:  # which has been looked for: rows at the end that give no sample count as read
+            self._read_one()
         self.empty = 0
 
     def _start(self) -> None:
         """Begin to read from where the samples are."""
         self._waiting = []
-        self._reached, self._progress = self._samples.state(), self._samples.progress
+        self._reached, self._progress, self._ended = self._samples.state(), self._samples.progress, False
         self._reads = self._cutting(self._read_samples())
 
     def _read_samples(self) -> Iterator[tuple[Sample, tuple[dict[str, Any], float | None]]]:
@@ -188,7 +191,7 @@ class Batcher:
             return None
         read = next(self._reads, None)
         if read is None:
-            self._reached, self._progress = self._samples.state(), self._samples.progress
+            self._reached, self._progress, self._ended = self._samples.state(), self._samples.progress, True
             return None
         pieces, after = read
         ordinal, before, tokens, share = self._read, self._reached, self._tokens, self._share_read()

@@ -111,7 +111,7 @@ class StageData:
         readers = [state if same_data(old, now) else _carried(state, source)
                    for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
         samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
-        return {**position, "samples": samples, "until": position["read"], "waiting": []}
+        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": []}
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.

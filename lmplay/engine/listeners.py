@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..stats.modelstats import _TRAIN_COLUMNS, _VALIDATE_COLUMNS, History, ModelStats, _derive
+from ..stats.modelstats import TRAIN_COLUMNS, VALIDATE_COLUMNS, History, ModelStats, derive
 from ..track.callback import Callbacks, RunInfo
 
-_TRAIN = (*_TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
-_VALIDATE = (*_VALIDATE_COLUMNS, "seconds")
+_TRAIN = (*TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
+_VALIDATE = (*VALIDATE_COLUMNS, "seconds")
 # Seconds that drawing the plots at the end may take.
 _DRAWING_SECONDS = 120.0
 
@@ -143,7 +143,7 @@ def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path
 
 def _rows(history: History, names: Sequence[str]) -> list[Figures]:
     """Give the rows of a history as the statistics files have them."""
-    columns = _derive(history)
+    columns = derive(history)
     return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 

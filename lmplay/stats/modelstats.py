@@ -22,8 +22,8 @@ MOST_ROWS = 10_000
 _LAST = ("step", "samples", "tokens", "seconds", "lr")
 _SUMS = ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "grad_norm_sum", "grad_norms", "padding",
          "places", "step_seconds", "data_seconds", "skipped_batches", "forced_cuts")
-_TRAIN_COLUMNS = ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share", "skipped_batches", "forced_cuts")
-_VALIDATE_COLUMNS = ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "floor")
+TRAIN_COLUMNS = ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share", "skipped_batches", "forced_cuts")
+VALIDATE_COLUMNS = ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "floor")
 _SOURCE_SUMS = ("loss_sum", "n_tokens")
 _LN2 = math.log(2)
 # Places of saves that are kept; when there are more, every second of the older ones is dropped.
@@ -214,8 +214,8 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
     """
     prefix = model if stage is None else f"{model}_step_{stage}"
     clock_keys = ("from_seconds", "to_seconds")
-    for kind, history, names in (("train", stats.train, _TRAIN_COLUMNS), ("validate", stats.validate, _VALIDATE_COLUMNS)):
-        columns = _derive(history)
+    for kind, history, names in (("train", stats.train, TRAIN_COLUMNS), ("validate", stats.validate, VALIDATE_COLUMNS)):
+        columns = derive(history)
         sources: dict[str, dict[str, Any]] = {f"{part}/{name}": said for part, inner in by_stage.items() for name, said in inner.describe_sources().items()}
         for name, said in stats.describe_sources().items():
             sources[name] = {**said, "columns": {"loss": _source_losses(history, name)}}
@@ -247,7 +247,7 @@ def _source_losses(history: History, source: str) -> list[float | None]:
     return [loss_sum / tokens if tokens else None for loss_sum, tokens in zip(sums["loss_sum"], sums["n_tokens"], strict=True)]
 
 
-def _derive(history: History) -> dict[str, list[float | None]]:
+def derive(history: History) -> dict[str, list[float | None]]:
     """Make the columns that people read from the sums."""
     rows = history.rows
 

@@ -14,7 +14,8 @@ from .words import compact, cut, duration
 
 # Settings that differ between any two runs, or that say nothing of what was trained; a plan is compared stage by stage.
 _DULL = ("model", "given", "plan", "out_dir", "model_args", "describe", "inspect", "check_plan", "show_samples", "show_batch", "json", "reset_history",
-         "use_config", "dump_config", "quiet", "verbose", "log_json")
+         "use_config", "dump_config", "quiet", "verbose", "log_json", "track", "callback", "sample_prompts", "sample_tokens", "data_workers", "keep",
+         "resume", "time_limit", "max_steps", "max_samples_this_run", "save_weights_only")
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (

@@ -45,25 +45,23 @@ class _ShardStream(Stream):
         self._files = files
         place: tuple[int, int, int] = state or (0, 0, 0)
         self._file, self._major, self._minor = place
-        self._started = state is not None
         self._rows: Iterator[dict[str, Any]] | None = None
 
     def __next__(self) -> dict[str, Any]:
         try:
             if self._rows is None:
                 self._rows = self._read()
-            row = next(self._rows)
+            return next(self._rows)
         except StopIteration:
             raise
         except BaseException:
             self._rows = None  # the next try goes on from the position, not from the end of a broken loop
             raise
-        self._started = True
-        return row
 
     def state(self) -> Any:
         """See :class:`Stream`."""
-        return [self._file, self._major, self._minor] if self._started else None
+        place = [self._file, self._major, self._minor]
+        return place if any(place) else None
 
     def _read(self) -> Iterator[dict[str, Any]]:
         """Give the rows from the position on, which is past a row when it is given."""
