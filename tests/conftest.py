@@ -2,6 +2,9 @@
 import os
 import signal
 
+# As many processes as cores run the tests: each with one thread, as the programs have that they start. Read when torch is loaded.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # The hub's client reads its environment once, when it is imported: here, before a test changes it for itself.
 os.environ.pop("HF_HUB_OFFLINE", None)
 
