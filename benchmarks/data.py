@@ -14,6 +14,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -21,11 +22,19 @@ from statistics import median
 from lmplay.data.batcher import Batch, Batcher
 from lmplay.data.collate import MiniBatch, collate
 from lmplay.data.continuation import Cutter
+from lmplay.data.mixing import Mix
+from lmplay.data.reader import Order, open_reader
+from lmplay.data.samples import choose_reading
+from lmplay.data.sources.remote import RemoteFile
+from lmplay.data.sources.shards import ShardedSource
 from lmplay.data.stage import StageData
+from lmplay.data.stream import Length, SampleStream
+from lmplay.data.workers import Workers
 from lmplay.plan.schema import Stage
 from lmplay.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 BATCH_SIZE, MINI_BATCH_SIZE = 50, 4
+EPOCHS = 8  # of the whole pipeline, so that the start of processes is a small part
 CONTEXTS = (512, 1024)
 
 
@@ -35,14 +44,37 @@ def open_stage(folder: Path, dataset: object, **length: int) -> StageData:
     return StageData(Stage.model_validate(stage), folder / "datasets", seed=0)
 
 
-def batches(data: StageData, tokenizer: Tokenizer, context_len: int) -> Iterator[Batch]:
-    """Give the batches of a stage, made in line."""
-    return iter(Batcher(data.samples(), Cutter(tokenizer, context_len), BATCH_SIZE).next, None)
+class OnDisk(RemoteFile):
+    """A local file that is read as those of the hub are, from a place on."""
+
+    def __init__(self, file: Path):
+        super().__init__("bench", "bench", "main", file.name)
+        self._size, self._file = file.stat().st_size, file
+
+    def read(self, start: int, end: int) -> bytes:
+        with open(self._file, "rb") as handle:
+            handle.seek(start)
+            return handle.read(end - start)
 
 
-def pipeline(folder: Path, file: Path, tokenizer: Tokenizer, context_len: int) -> Iterator[list[MiniBatch]]:
+def open_samples(folder: Path, file: Path, streaming: bool, epochs: int = 1) -> SampleStream:
+    """Open an epoch (or more) of a file, read by number or as a stream of the hub; shuffled."""
+    if not streaming:
+        return open_stage(folder, str(file), epochs=epochs).samples()
+    source = ShardedSource("bench", "lines", [OnDisk(file)], None, {})
+    return SampleStream(Mix([open_reader(source, Order(seed=0))]), [choose_reading("bench", source.columns, None)], Length(epochs=1), [source])
+
+
+def batches(samples: SampleStream, tokenizer: Tokenizer, context_len: int, workers: int = 1) -> Iterator[Batch]:
+    """Give batches, made in line or with processes that cut."""
+    cutter = Cutter(tokenizer, context_len)
+    with Workers(cutter, workers) if workers > 1 else nullcontext() as pool:
+        yield from iter(Batcher(samples, cutter, BATCH_SIZE, cutting=pool.cut if pool else None).next, None)
+
+
+def pipeline(folder: Path, file: Path, tokenizer: Tokenizer, context_len: int, workers: int = 1) -> Iterator[list[MiniBatch]]:
     """Go the whole way: open the file, read, shuffle, tokenize, cut, fill batches, make tensors."""
-    for batch in batches(open_stage(folder, str(file)), tokenizer, context_len):
+    for batch in batches(open_samples(folder, file, False, EPOCHS), tokenizer, context_len, workers):
         yield collate(batch.pieces, MINI_BATCH_SIZE, 1, context_len - 1)
 
 
@@ -64,8 +96,9 @@ def ways(folder: Path, file: Path, texts: list[str], tokenizer: Tokenizer) -> di
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer.spec["json"]))
     table = datasets.Dataset.from_dict({"text": texts})
     found: dict[str, Callable[[], object]] = {
-        f"rows to mini-batches, context {context}": (lambda context=context: exhaust(pipeline(folder, file, tokenizer, context)))  # type: ignore[misc]
-        for context in CONTEXTS}
+        f"rows to mini-batches, context {context}{', 2 processes' * (workers > 1)}":
+            (lambda context=context, workers=workers: exhaust(pipeline(folder, file, tokenizer, context, workers)))  # type: ignore[misc]
+        for context in CONTEXTS for workers in (1, 2)}
     found["lmplay encoder alone"] = lambda: [tokenizer.encode(text) for text in texts]
     found["datasets.map, fast tokenizer"] = lambda: table.map(lambda rows: wrapped(rows["text"]), batched=True, remove_columns=["text"])
     found["tokenizers, encode_batch"] = lambda: library.encode_batch(texts)
@@ -91,8 +124,9 @@ def measure_speed(folder: Path, file: Path, tokenizer: Tokenizer, rounds: int) -
                 seconds[name].append(time.perf_counter() - started)
     base = median(seconds["datasets.map, fast tokenizer"])
     for name, times in seconds.items():
-        rate = tokens / median(times) / 1e6
-        print(f"    {name:40} {rate:6.2f} M tokens/s   {base / median(times):5.2f} x datasets.map   ({min(times):.2f} to {max(times):.2f} s)")
+        done = tokens * (EPOCHS if name.startswith("rows") else 1)
+        rate = done / median(times) / 1e6
+        print(f"    {name:50} {rate:6.2f} M tokens/s   {rate / (tokens / base / 1e6):5.2f} x datasets.map   ({min(times):.2f} to {max(times):.2f} s)")
 
 
 def measure_padding(folder: Path, file: Path, tokenizer: Tokenizer) -> None:
@@ -100,7 +134,7 @@ def measure_padding(folder: Path, file: Path, tokenizer: Tokenizer) -> None:
     print(f"(b) padding, batch {BATCH_SIZE}, mini-batch {MINI_BATCH_SIZE}")
     for context in CONTEXTS:
         shares = {}
-        made = list(batches(open_stage(folder, str(file)), tokenizer, context))
+        made = list(batches(open_samples(folder, file, streaming=False), tokenizer, context))
         for name, step in (("sorted", BATCH_SIZE), ("unsorted", MINI_BATCH_SIZE)):
             parts = [batch.pieces[start:start + step] for batch in made for start in range(0, len(batch.pieces), step)]
             mini_batches = [mini for part in parts for mini in collate(part, MINI_BATCH_SIZE)]
@@ -112,8 +146,7 @@ def measure_resume(folder: Path, file: Path, n_rows: int, rounds: int) -> None:
     """(c) The time from nothing to the next sample, at several positions, of a file read by number and of one read as a stream."""
     print(f"(c) resume within {n_rows:,} rows: seconds to open, go to the position and give a sample (to be equal, under 2)")
     for streaming in (False, True):
-        dataset = {"path": str(file), "streaming": streaming}
-        stream = open_stage(folder, dataset).samples()
+        stream = open_samples(folder, file, streaming)
         positions, done = {}, 0
         for share in (0.01, 0.5, 0.99):
             for _ in range(int(share * n_rows) - done):
@@ -124,7 +157,7 @@ def measure_resume(folder: Path, file: Path, n_rows: int, rounds: int) -> None:
         for _ in range(rounds):
             for share, position in positions.items():
                 started = time.perf_counter()
-                resumed = open_stage(folder, dataset).samples()
+                resumed = open_samples(folder, file, streaming)
                 resumed.restore(position)
                 resumed.next()
                 seconds[share].append(time.perf_counter() - started)
@@ -133,16 +166,23 @@ def measure_resume(folder: Path, file: Path, n_rows: int, rounds: int) -> None:
 
 def peak_memory(folder: Path, file: Path, counts: list[int], streaming: bool) -> list[int]:
     """Give the peak memory (KiB on Linux) of this process after so many rows have become mini-batches."""
-    data = open_stage(folder, {"path": str(file), "streaming": streaming})
     peaks, seen = [], 0
-    for batch in batches(data, load_tokenizer("bytes"), CONTEXTS[0]):
+    for batch in batches(open_samples(folder, file, streaming), load_tokenizer("bytes"), CONTEXTS[0]):
         collate(batch.pieces, MINI_BATCH_SIZE)
         seen += len(batch.samples)
         if seen >= counts[len(peaks)]:
-            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            peaks.append(own_peak())
             if len(peaks) == len(counts):
                 break
     return peaks
+
+
+def own_peak() -> int:
+    """Give the peak memory of this program; what the system says of a process begins with that of the one it was forked from."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def measure_memory(folder: Path, file: Path, counts: list[int]) -> None:
