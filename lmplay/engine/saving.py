@@ -2,12 +2,17 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+# About a tenth of a core where all are busy (sched(7)).
+_NICENESS = 10
 _PLAIN = {int, float, str, bool, type(None)}
 
 
@@ -87,7 +92,7 @@ class Saver:
         self.wait()
         self._idle.clear()
         try:
-            threading.Thread(target=self._run, args=(write,), name="lmplay-save").start()
+            threading.Thread(target=self._run_beside, args=(write,), name="lmplay-save").start()
         except RuntimeError:  # there can be no more threads
             self._run(write)
 
@@ -115,8 +120,15 @@ class Saver:
             self._cancel = True
             raise
 
+    def _run_beside(self, write: Callable[[Callable[[], bool]], bool]) -> None:
+        """Do the writing in a thread that lets the steps have the cores first."""
+        if sys.platform == "linux":  # where a thread has a niceness of its own; while the training waits, it has all cores
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        self._run(write)
+
     def _run(self, write: Callable[[Callable[[], bool]], bool]) -> None:
-        """Do the writing, in the thread."""
+        """Do the writing."""
         try:
             self._result = write(lambda: self._cancel)
             self.failed = 0 if self._result else self.failed + 1
