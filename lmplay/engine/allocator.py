@@ -5,20 +5,21 @@ import ctypes
 import os
 import sys
 
-# Parameters of mallopt(3).
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-# The largest that glibc takes for blocks that are not asked from the system one by one, and more than a step frees at once.
-_LARGEST_BLOCK, _NEVER, _AHEAD = 32 << 20, (1 << 31) - 1, 64 << 20
+# Parameters of mallopt(3), and the largest value of the first.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_NEVER = (1 << 31) - 1
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep what is freed: giving it back and asking anew costs a page fault for each 4 KiB of every step.
 
-    Does nothing where there is no glibc, or where the user has said by its variables (MALLOC_TRIM_THRESHOLD_ …) what it shall do.
+    Two settings do it: the heap is never trimmed, and no block is asked from the system by itself, for that one goes back when it is freed. (To raise
+    M_MMAP_THRESHOLD is no help: glibc takes 32 MiB at most, and logits and gradients of a head are larger.) A process then holds the most that it has ever
+    used. Does nothing where there is no glibc, or where the user has said by its variables (MALLOC_TRIM_THRESHOLD_ …) what it shall do.
     """
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter, value in ((_MMAP_THRESHOLD, _LARGEST_BLOCK), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _AHEAD)):
-            mallopt(parameter, value)
+        mallopt(_TRIM_THRESHOLD, _NEVER)
+        mallopt(_MMAP_MAX, 0)

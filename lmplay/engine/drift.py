@@ -17,11 +17,11 @@ _BY_STAGE = ("batch_size", "context_len", "lr", "weight_decay", "grad_clip")
 # Settings that the model file decides, the plan's comparison covers, or that say where and how long, not what.
 _ASIDE = {*_BY_STAGE, "exp", "num_blocks", "embed_dim", "num_heads", "dropout", "tied_head", "tokenizer", "model", "initial_model", "reset_history",
           "training_plan", "dataset", "save_datasets", "out_dir", "check_grads", "ignore_optimizer", "device", "resume", "save_weights_only", "time_limit",
-          "max_steps", "max_samples_this_run", "keep", "data_workers", "accept_changed_data", "describe", "inspect",
+          "max_steps", "max_samples_this_run", "tune_allocator", "keep", "data_workers", "accept_changed_data", "describe", "inspect",
           "check_plan", "show_samples", "show_batch", "json", "given", "track", "callback", "sample_prompts", "sample_tokens", "quiet", "verbose",
           "log_json"}
 # Settings that change the order of sums, no more.
-_BITS = {"mini_batch_size", "compile_model", "compile_mode", "compile_backend", "device", *checkpoint.versions()}
+_BITS = {"mini_batch_size", "mini_batch_tokens", "pack", "compile_model", "compile_mode", "compile_backend", "device", *checkpoint.versions()}
 
 
 def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings], device: str) -> list[str]:
