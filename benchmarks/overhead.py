@@ -26,7 +26,7 @@ from lmplay.engine.record import Recorder, try_to_write_stats
 from lmplay.engine.report import Report
 from lmplay.engine.run import open_run
 from lmplay.engine.stagework import StageWork
-from lmplay.linear_cross_entropy import largest
+from lmplay.linear_cross_entropy import find_largest
 from lmplay.plan.load import plan_from_dataset
 from lmplay.stats.modelstats import MOST_ROWS
 from lmplay.track.opening import open_callbacks
@@ -71,7 +71,7 @@ def of_predictions(positions: int, vocabulary: int) -> float:
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(40):
         started = CLOCK()
-        largest(logits) if number % 2 else logits.amax(1, keepdim=True)
+        find_largest(logits) if number % 2 else logits.amax(1, keepdim=True)
         times[bool(number % 2)].append(CLOCK() - started)
     return max(median(times[True]) - median(times[False]), 0.0)
 

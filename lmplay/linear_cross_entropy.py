@@ -79,8 +79,9 @@ def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int
         part = slice(start, min(start + chunk, total))
         hidden, target, logits, softmax = hidden_ND[part], targets_N[part, None], logits_CV[: part.stop - start], softmax_CV[: part.stop - start]
         torch.mm(hidden, weight_VD.t(), out=logits)
-        highest, predictions = largest(logits)
         torch.softmax(logits, 1, dtype=exact, out=softmax)
+        predictions = find_largest(logits if logits.dtype == exact else softmax)  # in float32 a CPU finds it in half the time
+        highest = logits.gather(1, predictions)
         # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
         losses_N[part] = (highest.to(exact) - logits.gather(1, target).to(exact) - softmax.gather(1, predictions).log()).squeeze(1)
         predictions_N[part] = predictions.squeeze(1)
@@ -97,21 +98,21 @@ def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int
     return _Parts(losses_N.sum(), losses_N, predictions_N, hidden_gradient, weight_gradient)
 
 
-def largest(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the largest logit of each position, and where it is.
+def find_largest(logits_CV: Tensor) -> Tensor:
+    """Find where the largest logit of each position is.
 
     On a CPU block by block: torch finds a place several times more slowly than a value, and for a small model that was a percent of a step.
 
     :param logits_CV: at least one a position.
-    :return: values and places (C, 1); of equal ones the first.
+    :return: places (C, 1); of equal ones the first.
     """
     size = logits_CV.shape[1]
     whole = size - size % _BLOCK
     if logits_CV.device.type != "cpu" or not whole:
-        return logits_CV.max(1, keepdim=True)
+        return logits_CV.argmax(1, keepdim=True)
     parts = [logits_CV[:, :whole].unflatten(1, (-1, _BLOCK)).amax(2)]
     if whole < size:
         parts.append(logits_CV[:, whole:].amax(1, keepdim=True))
-    highest_C1, block_C1 = torch.cat(parts, 1).max(1, keepdim=True)
+    block_C1 = torch.cat(parts, 1).argmax(1, keepdim=True)
     places_CB = (block_C1 * _BLOCK + torch.arange(_BLOCK)).clamp_(max=size - 1)
-    return highest_C1, places_CB.gather(1, logits_CV.gather(1, places_CB).argmax(1, keepdim=True))
+    return places_CB.gather(1, logits_CV.gather(1, places_CB).argmax(1, keepdim=True))

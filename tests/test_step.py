@@ -15,7 +15,7 @@ from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
 from lmplay.engine.runtime import Runtime, random_state, restore_random_state, seed_everything
 from lmplay.engine.step import train_step
-from lmplay.errors import TrainingError, UserError
+from lmplay.errors import TrainingError
 from lmplay.exp import build_model, get_experiment
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
 from lmplay.plan.settings import Settings
@@ -229,26 +229,6 @@ def test_mixed_precision_is_near_full():
     _, mixed = do_step(pieces, 2, runtime)
     assert float(mixed.loss_sum) == pytest.approx(float(full.loss_sum), rel=0.01)
     assert float(mixed.loss_sum) != float(full.loss_sum)
-
-
-@pytest.mark.slow
-def test_what_is_compiled_is_what_trains():
-    pieces = make_pieces([3, 9, 5, 7])
-    runtime = Runtime(Settings(device="cpu", compile_model=True, compile_backend="aot_eager"))
-    wrapped = []
-    full, plain = do_step(pieces, 2)
-    model, compiled = do_step(pieces, 2, runtime, lambda raw: wrapped.append(runtime.wrap(raw)) or wrapped[0])
-    assert isinstance(wrapped[0], torch._dynamo.OptimizedModule)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-    assert float(compiled.loss_sum) == pytest.approx(float(plain.loss_sum), rel=1e-5)
-    for one, other in zip(full.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert not [key for key in model.state_dict() if "_orig_mod" in key]
-
-
-def test_a_backend_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="inductor"):
-        Runtime(Settings(device="cpu", compile_model=True, compile_backend="inducter")).wrap(make_model())
 
 
 def test_random_states_come_back():

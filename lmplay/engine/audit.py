@@ -90,12 +90,12 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     runtime = Runtime(settings)
     module = model_plan.build(tokenizer.vocab_size).to(runtime.device)
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
-    timer = _Timer(module, runtime.wrap(module), optimizer, runtime)
+    timer = _Timer(module, runtime.wrap(module, model_plan.args["context_len"], report.compiled), optimizer, runtime)
     stages = []
     for stage in plan.stages:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
-        group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len - 1,
+        group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len,
                         room=settings.room(own.context_len), joined=runtime.joins(module))
         looked = _look(stage_data[stage.name], stage, own, cutter, group)
         look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)

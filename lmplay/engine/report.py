@@ -182,6 +182,11 @@ class Report:
         """Say what a look at the gradients found."""
         self._voice.say("\n  ".join([f"gradients of stage {stage}:", *(lines or ["all there, none zero, all finite"])]))
 
+    def compiled(self, text: str) -> None:
+        """Say what was compiled."""
+        warning = text.startswith("WARNING")
+        self._voice.say(text, "compiled", "warning" if warning else "info", always=warning)
+
     def saved(self, path: Path) -> None:
         """Say that a checkpoint was written (in files and job outputs only; on a terminal it would be noise)."""
         self._voice.say(f"saved {path}", "saved", shown=self._voice.bar is None or self._verbose, checkpoint=str(path))
@@ -197,7 +202,7 @@ class Report:
         samples, steps = (totals[name] - run.began_at[name] for name in ("total_train_samples", "total_train_steps"))
         saved, command = run.path.exists(), self._command + self._undo(run.settings)
         lines = [f"\nstopped ({run.interrupt.reason}) in stage {number + 1}/{len(run.curriculum.states)}, {run.curriculum.states[number].name}, at "
-                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run", *_best(run), *self._places(run),
+                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run", *_best(run), *_compiled(run), *self._places(run),
                  f"the state is saved in {run.path}. To go on:" if saved else "nothing to save yet. To start again:", f"  {command}"]
         self._voice.say("\n".join(lines), "stopped", always=True, reason=run.interrupt.reason, stage=run.curriculum.states[number].name,
                         samples=run.runner.samples, samples_of_this_run=samples, steps_of_this_run=steps, best=run.runner.stats.best, saved=saved,
@@ -230,7 +235,7 @@ class Report:
         if stats.final is not None:
             floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
             lines.append(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
-        lines += [*_best(run), *([f"weights     {weights}"] if weights is not None else []), f"model       {run.path}", *self._places(run)]
+        lines += [*_best(run), *_compiled(run), *([f"weights     {weights}"] if weights is not None else []), f"model       {run.path}", *self._places(run)]
         self._voice.say("\n".join(lines), "done", always=True, samples=run.runner.samples, tokens=stats.totals["total_train_tokens"],
                         seconds=run.runner.seconds, final=stats.final, best=stats.best, weights=weights and str(weights), **_files(run))
 
@@ -268,6 +273,15 @@ def _best(run: Run) -> list[str]:
     """Say which validation was the best."""
     best = run.runner.stats.best
     return [f"best validation loss {best['loss']:.3f} nats per token at {best['samples']:,} samples"] if best is not None else []
+
+
+def _compiled(run: Run) -> list[str]:
+    """Say how often code was made."""
+    from .compiled import Compiled
+
+    if not isinstance(run.wrapped, Compiled):
+        return []
+    return [f"compiled    {run.wrapped.graphs} graphs, {run.wrapped.made_again or 'none'} of them again"]
 
 
 def _files(run: Run) -> dict[str, Any]:

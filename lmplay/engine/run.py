@@ -171,7 +171,8 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
     runner = RunnerComponent(settings, runtime, listeners=Listeners(callbacks))
     run = Run(settings, path, curriculum, model, runner, OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module), stage_settings, stage_data, report, interrupt, lock,
+              LrSchedulersComponent(settings), runtime.wrap(module, model_plan.args["context_len"], report.compiled), stage_settings, stage_data, report,
+              interrupt, lock,
               Prompted(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
     if stored is not None:
         _restore(run, stored)

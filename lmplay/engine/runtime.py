@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -15,8 +16,10 @@ from ..errors import UserError
 from ..plan.settings import Settings
 from .allocator import keep_freed_memory
 
-# Under compile every new shape costs a compilation: lengths are rounded up to a multiple of this.
-_COMPILED_MULTIPLE = 64
+# Under compile lengths are rounded up to a multiple of this: kernels work on so many at once.
+_COMPILED_MULTIPLE = 8
+# Up to this context length compiled bfloat16 code on a CPU is faster with attention by plain products than with torch's fused kernel.
+_PLAIN_CONTEXT = 512
 
 
 class Runtime:
@@ -59,19 +62,26 @@ class Runtime:
         # Compiled code would be made anew for each set of lengths, and a GPU waits for the many small attentions.
         return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu" and not self._settings.compile_model))
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None]) -> nn.Module:
         """Give what is run in place of the raw model: compiled, if asked for. Saving and freezing use the raw one.
 
+        :param context_len: the longest piece of the model, in tokens.
+        :param tell: is told what is compiled.
         :raises UserError: when the backend is unknown.
         """
-        if not self._settings.compile_model:
+        settings = self._settings
+        if not settings.compile_model:
             return model
         import torch._dynamo
 
+        from .compiled import Compiled
+
         backends = torch._dynamo.list_backends(exclude_tags=())
-        if self._settings.compile_backend not in backends:
-            raise UserError(f"--compile-backend {self._settings.compile_backend}: not there; allowed is one of {', '.join(backends)}.")
-        return torch.compile(model, mode=self._settings.compile_mode, backend=self._settings.compile_backend)  # type: ignore[return-value]
+        if settings.compile_backend not in backends:
+            raise UserError(f"--compile-backend {settings.compile_backend}: not there; allowed is one of {', '.join(backends)}.")
+        plain = self.device.type == "cpu" and self.amp_dtype is torch.bfloat16 and context_len <= _PLAIN_CONTEXT
+        return Compiled(model, settings.room(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell, mode=settings.compile_mode,
+                        backend=settings.compile_backend)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Give the context for forward passes."""

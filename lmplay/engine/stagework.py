@@ -215,8 +215,8 @@ class StageWork:
 
     def _collate(self, pieces: Sequence[Piece], size: int) -> list[MiniBatch]:
         """Make the mini-batches of up to `size` pieces, or of as many as there is room for."""
-        most, room = self.cutter.context_len - 1, self.run.settings.room(self.cutter.context_len)
-        return collate(pieces, size, self.run.runner.runtime.length_multiple, most, room, self._joined)
+        context_len = self.cutter.context_len
+        return collate(pieces, size, self.run.runner.runtime.length_multiple, context_len, self.run.settings.room(context_len), self._joined)
 
     def _take_final(self, stream: SampleStream) -> list[Sample]:
         """Take samples for the validation at the end: not so many that long texts make it take longer than the stage."""

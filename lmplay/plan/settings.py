@@ -96,7 +96,7 @@ class Settings:
         """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
         if self.mini_batch_tokens or "mini_batch_size" in self.given or isinstance(self.mini_batch_size, str):
             return self.mini_batch_tokens
-        return self.mini_batch_size * (context_len - 1)
+        return self.mini_batch_size * context_len
 
     @property
     def datasets_folder(self) -> Path:
