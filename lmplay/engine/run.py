@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
@@ -102,8 +104,18 @@ class ModelPlan:
 
     def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
         """Build the model; on "meta" it has shapes and no weights."""
-        with torch.device("meta" if meta else "cpu"):
+        with torch.device("meta" if meta else "cpu"), _Unfilled() if meta else nullcontext():
             return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what fills weights: on "meta" there is nothing to fill, and torch would import its compiler for some of it."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
 
 
 def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
