@@ -1,4 +1,5 @@
 """The start of a run: what it imports and what it doesn't."""
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from lmplay.engine.run import ModelPlan
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
+from lmplay.tokenizer import _from_cache, train_tokenizer
 
 # Ends the process after its first step, with the names of the heavy libraries that have been imported, but for those that torch itself needs.
 WATCH = """
@@ -37,6 +39,53 @@ def test_the_first_step_needs_no_compiler_and_no_library_of_models_or_data(tmp_p
     by_torch = loaded_by(["-c", "import torch, watch; watch.Watch().train({})"], tmp_path)
     by_run = loaded_by(["-m", "lmplay.train"], tmp_path, *TINY, "--tokenizer", tokenizer, "--dataset", "texts.jsonl", "--callback", "watch:Watch")
     assert by_run - by_torch == set()
+
+
+COMPARE = """
+import sys, lmplay.tokenizer as module
+quick = module.load_tokenizer("some/tokenizer")
+assert "transformers" not in sys.modules
+module._from_cache = lambda name: None
+same = module.load_tokenizer("some/tokenizer")
+for tokenizer in (quick, same):
+    tokenizer.told = tokenizer.encode("The cat number 12, 猫 <|endoftext|>  sat.").ids.tolist(), {**tokenizer.spec, "json": ""}
+assert quick.told == same.told
+assert "transformers" in sys.modules
+"""
+
+
+def in_cache(folder, **files) -> dict:
+    """Put files where the hub's client keeps them; gives the environment in which it finds them."""
+    place = folder / "models--some--tokenizer"
+    snapshot = place / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("0123")
+    (snapshot / "tokenizer.json").write_text(train_tokenizer(iter([sentences(9)]), 300).spec["json"])
+    for name, content in files.items():
+        (snapshot / f"{name}.json").write_text(json.dumps(content))
+    return {**ENVIRONMENT, "HF_HUB_CACHE": str(folder)}
+
+
+@pytest.mark.parametrize("files", [
+    {"config": {"model_type": "gpt2"}, "tokenizer_config": {"model_max_length": 1024}},
+    {"config": {"model_type": "llama"},
+     "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": "{{ messages[0] }}"}}])
+def test_a_tokenizer_in_the_cache_needs_no_transformers_and_is_the_same(tmp_path, files):
+    done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=False, env=in_cache(tmp_path, **files))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("config", [{"tokenizer_class": "LlamaTokenizer", "eos_token": "<|endoftext|>"}, {"tokenizer_class": "PreTrainedTokenizerFast"},
+                                    {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"300": {"content": "<new>"}}}])
+def test_a_tokenizer_whose_file_does_not_say_all_is_left_to_transformers(tmp_path, monkeypatch, config):
+    import huggingface_hub
+
+    in_cache(tmp_path, tokenizer_config=config)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert _from_cache("some/tokenizer") is None
+    assert _from_cache("no/tokenizer") is None
+    assert _from_cache("not a name") is None
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
