@@ -27,11 +27,13 @@ from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
 from ..track.callback import Callbacks
 from . import checkpoint, generations
 from .best import BestState, best_names
+from .compiled import keep_compiled
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .drift import changes, foreign_sizes
 from .interrupt import Interrupt
 from .listeners import Listeners, draw_plots
 from .lock import Lock
+from .machine import threads_to_use
 from .origin import Found, choose_state, set_history_aside, settle
 from .prompted import Prompted, read_prompts
 from .report import Report
@@ -149,6 +151,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         lock.take()
     prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
     runtime = Runtime(settings)
+    if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    if settings.compile_model and settings.compile_backend == "inductor":
+        keep_compiled()
     found = choose_state(settings, path, [stage.name for stage in plan.stages])
     check_target(settings, path)
     stored = found.content if found is not None else None
