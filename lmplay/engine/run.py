@@ -347,7 +347,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
 
 
 def _check_room(run: Run) -> None:
-    """See that the files of the run will fit on the disk.
+    """See that the files of the run will fit on the disk, and that the time limit leaves time to write one.
 
     :raises UserError: when they will not.
     """
@@ -355,6 +355,7 @@ def _check_room(run: Run) -> None:
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stage_settings and run.stage_settings[name].patience is not None]
+    run.interrupt.expect_save(size)
     generations.check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 
