@@ -7,7 +7,7 @@ value (`spec`), which checkpoints carry.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ END_TOKEN = "<|endoftext|>"
 SMALLEST_VOCAB = 257
 # What a special token for the end of a text is called in the vocabularies people use, in order of preference.
 _END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+# Kinds of tokenizer, as tokenizer_config.json names them, of which tokenizer.json says all.
+_WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 _WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
              "or --tokenizer bytes.")
 
@@ -284,8 +286,32 @@ def _default_template(template: Any) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
+def _from_cache(name: str) -> _Found | None:
+    """Read the files of a hub name that this machine has, if they say all there is to know: `transformers` takes seconds to import."""
+    import json
+
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        paths = [try_to_load_from_cache(name, file) for file in ("tokenizer.json", "tokenizer_config.json", "config.json")]
+        fast, said, model = (json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str) else {} for path in paths)
+    except (OSError, ValueError):  # a damaged file, or what can be no name of the hub
+        return None
+    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(model.get("model_type")))
+    stated = "eos_token" in said or kind == "GPT2Tokenizer"
+    added = {token["id"]: token["content"] for token in fast.get("added_tokens", ())}
+    same = all(added.get(int(number)) == token["content"] for number, token in said.get("added_tokens_decoder", {}).items())
+    if not isinstance(paths[0], str) or kind not in _WHOLE_IN_FILE or not stated or not same or said.get("add_prefix_space"):
+        return None
+    found = _from_files(Path(paths[0]).parent)
+    return found if found.end else replace(found, end=END_TOKEN, begin=END_TOKEN)
+
+
 def _from_hub(name: str) -> _Found:
     """Load by hub name: from this machine's cache, else from the hub if it answers."""
+    cached = _from_cache(name)
+    if cached is not None:
+        return cached
     from transformers import AutoTokenizer
     from transformers.utils import logging
 

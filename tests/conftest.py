@@ -1,9 +1,13 @@
 """What must hold before the first test: the surroundings of whoever runs them do not matter."""
 import os
 import signal
+import tempfile
 
 # As many processes as cores run the tests: each with one thread, as the programs have that they start. Read when torch is loaded.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# What tests compile does not belong into the user's own cache.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "lmplay-tests-compiled"))
 
 # The hub's client reads its environment once, when it is imported: here, before a test changes it for itself.
 os.environ.pop("HF_HUB_OFFLINE", None)

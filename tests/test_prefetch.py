@@ -187,6 +187,22 @@ def test_no_more_is_made_than_was_asked_for():
     assert prefetch.next() is None
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_it_can_begin_before_the_first_item_is_asked_for(ahead):
+    begun = threading.Event()
+
+    def make(halted):
+        begun.set()
+        yield from range(3)
+
+    prefetch = Prefetch(make, ahead)
+    prefetch.start()
+    assert begun.wait(5.0 if ahead else 0.0) is bool(ahead)
+    prefetch.start()
+    assert [prefetch.next() for _ in range(4)] == [0, 1, 2, None]
+    prefetch.close()
+
+
 def test_who_waits_can_be_told_to_stop_waiting():
     go_on = threading.Event()
 

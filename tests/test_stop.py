@@ -127,6 +127,21 @@ def test_the_time_limit_leaves_time_for_the_save():
         assert (interrupt.exit_code, interrupt.reason) == (75, "--time-limit")
 
 
+@pytest.mark.parametrize(("size", "left", "goes_on", "stops"), [(10 * 2**30, 7200.0, 145.0, 135.0), (10 * 2**30, 100.0, 35.0, 25.0), (1000, 7200.0, 6.0, 4.0)])
+def test_the_time_limit_leaves_time_for_the_first_save_by_its_size(size, left, goes_on, stops):
+    """At 200 MB/s two and a half times, but for little time no more than a quarter of it."""
+    with Interrupt() as interrupt:
+        interrupt.at_work = True
+        interrupt.expect_save(size)
+        assert not interrupt.requested()  # there is no limit
+        interrupt.deadline = time.monotonic() + left
+        interrupt.expect_save(size)
+        interrupt.deadline = time.monotonic() + goes_on
+        assert not interrupt.requested()
+        interrupt.deadline = time.monotonic() + stops
+        assert interrupt.requested()
+
+
 def test_the_end_of_the_slurm_job_is_a_time_limit(monkeypatch):
     with Interrupt() as interrupt:
         interrupt.at_work = True

@@ -35,6 +35,11 @@ class Prefetch(Generic[_T]):
         self._items: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
         self._orders: SimpleQueue[bool] = SimpleQueue()  # True = make one more, False = end
 
+    def start(self) -> None:
+        """Begin now, not when the first item is asked for; nothing where there is no thread."""
+        if self._depth and self._thread is None:
+            self._start()
+
     def next(self, stop_waiting: Callable[[], bool] = lambda: False) -> _T | None:
         """Give the next item; None at the end, once closed, or when told to stop waiting (which loses nothing).
 
@@ -49,8 +54,7 @@ class Prefetch(Generic[_T]):
             item = next(self._iterator, None)
             self._ended = item is None
             return item
-        if self._thread is None:
-            self._start()
+        self.start()
         while True:
             try:
                 item, error = self._items.get(timeout=_ASK_SECONDS)

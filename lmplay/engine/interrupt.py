@@ -29,6 +29,8 @@ _SAME_SECONDS = 0.5
 _FORCE_SECONDS = 1.5
 # Seconds that the time limit leaves for the end of the process, beside the save.
 _MARGIN_SECONDS = 5.0
+# Bytes a second that a save is expected to write as long as none has shown it (a hard disk, a busy file server), and the most of the time left for that.
+_SAVE_RATE, _SAVE_SHARE = 200e6, 0.1
 _IMPORTED = time.monotonic()
 
 
@@ -97,6 +99,13 @@ class Interrupt:
         """Tell whether somebody has asked for a save (SIGUSR1), once a request."""
         wanted, self._save_wanted = self._save_wanted, False
         return wanted
+
+    def expect_save(self, size: int) -> None:
+        """Estimate how long the first save will take, for the time limit; where little time is left, training gets most of it nevertheless.
+
+        :param size: of a checkpoint, in bytes.
+        """
+        self.save_seconds = min(size / _SAVE_RATE, _SAVE_SHARE * max(self.deadline - time.monotonic(), 0.0))
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from .. import __version__
 from ..data.stream import describe_losses
 from ..errors import tell
 from .checkpoint import versions
+from .hints import hints
 from .progress import Progress, duration, shorten, total_samples
 from .voice import Voice
 
@@ -84,10 +85,12 @@ class Report:
             lines += ["since the checkpoint:" if run.runner.resumes else "note:", *(f"  {change}" for change in run.changes)]
         if settings.time_limit is not None:
             lines.append(f"time limit  in {duration(run.interrupt.deadline - time.monotonic())}; stops early enough to save")
+        hinted = hints(run)
+        lines += [f"hint        {hint}" for hint in hinted]
         self._voice.say("\n".join(lines), "start", experiment=model.experiment, parameters=parameters, model_args=model.args, tokenizer=model.tokenizer.name,
                         vocabulary=model.tokenizer.vocab_size, device=str(runtime.device), precision=runtime.precision, compiled=settings.compile_model,
                         batch_size=settings.batch_size, mini_batch_size=settings.mini_batch_size, checkpoint=str(run.path), stages=stages,
-                        samples=run.runner.samples, resumed=bool(run.runner.resumes), changes=run.changes)
+                        samples=run.runner.samples, resumed=bool(run.runner.resumes), changes=run.changes, hints=hinted)
 
     def start_stage(self, run: Run, work: StageWork) -> None:
         """Say what a stage reads, and start its progress line."""

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
@@ -25,11 +27,13 @@ from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
 from ..track.callback import Callbacks
 from . import checkpoint, generations
 from .best import BestState, best_names
+from .compile_cache import keep_compiled
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .drift import changes, foreign_sizes
 from .interrupt import Interrupt
 from .listeners import Listeners, draw_plots
 from .lock import Lock
+from .machine import threads_to_use
 from .origin import Found, choose_state, set_history_aside, settle
 from .prompted import Prompted, read_prompts
 from .report import Report
@@ -102,8 +106,18 @@ class ModelPlan:
 
     def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
         """Build the model; on "meta" it has shapes and no weights."""
-        with torch.device("meta" if meta else "cpu"):
+        with torch.device("meta" if meta else "cpu"), _Unfilled() if meta else nullcontext():
             return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what fills weights: on "meta" there is nothing to fill, and torch would import its compiler for some of it."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
 
 
 def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
@@ -137,6 +151,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         lock.take()
     prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
     runtime = Runtime(settings)
+    if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    if settings.compile_model and settings.compile_backend == "inductor":
+        keep_compiled()
     found = choose_state(settings, path, [stage.name for stage in plan.stages])
     check_target(settings, path)
     stored = found.content if found is not None else None
@@ -330,7 +348,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
 
 
 def _check_room(run: Run) -> None:
-    """See that the files of the run will fit on the disk.
+    """See that the files of the run will fit on the disk, and that the time limit leaves time to write one.
 
     :raises UserError: when they will not.
     """
@@ -338,6 +356,7 @@ def _check_room(run: Run) -> None:
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stage_settings and run.stage_settings[name].patience is not None]
+    run.interrupt.expect_save(size)
     generations.check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 

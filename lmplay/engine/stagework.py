@@ -76,6 +76,7 @@ class StageWork:
         self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
         # The samples' position up to the batch trained on, at the end of the stage up to there; the stream itself may be ahead, in another thread.
         self.reached: dict[str, Any] = self.stream.state() if state.position is None else state.position["samples"]
+        self._prefetch.start()  # beside the look at the validation rows
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand

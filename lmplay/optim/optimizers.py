@@ -1,6 +1,7 @@
 """Optimizers by name.  Math floor: imports torch, its own folder and the ground floor only."""
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float 
     settings = {**row.settings, "lr": lr, "weight_decay": row.weight_decay}
     if all(parameter.device.type in row.fused_on for parameter in model.parameters()):
         settings["fused"] = True
-    return row.kind(parameter_groups(model, row.weight_decay if weight_decay is None else weight_decay), **settings)
+    return _without_compiler(row.kind)(parameter_groups(model, row.weight_decay if weight_decay is None else weight_decay), **settings)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -84,3 +85,12 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     saved = state["param_groups"]
     groups = [{**group, **kernel} for group, kernel in zip(saved, own, strict=True)] if len(saved) == len(own) else saved
     optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Give the same optimizer, but for what its methods say to torch.compile, which never sees them here: to say it they import the compiler.
+
+    That takes longer than importing all the rest of torch.
+    """
+    said = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict")}
+    return type(kind.__name__, (kind,), {**said, "step": torch.no_grad()(inspect.unwrap(kind.step))})
