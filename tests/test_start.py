@@ -280,6 +280,7 @@ def test_no_hint_where_the_device_has_nothing_to_offer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(hints, "find_spec", lambda name: None)
     assert hints.hints(run_of(dropout=0.0)) == hints.hints(run_of(device="cuda")) == []
+    assert "several times as long" in hints.hints(run_of(dropout=0.0, amp=True))[0]
 
 
 @pytest.mark.parametrize("quiet", [False, True])

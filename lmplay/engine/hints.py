@@ -1,4 +1,4 @@
-"""What would make a run faster, said at its start: only what is known to help here, and nothing that the user has decided on.  Engine floor."""
+"""What would make a run faster, said at its start: only what is known to help here.  Engine floor."""
 from __future__ import annotations
 
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ def hints(run: Run) -> list[str]:
     """Say which flags would make a run faster that is about to begin.
 
     :param run: an open run.
-    :return: at most two sentences, each beginning with the flag; none for a run that goes on, which should stay what it is.
+    :return: at most two sentences, each beginning with the flag, given or not; none for a run that goes on, which should stay what it is.
     """
     if run.runner.resumes:
         return []
@@ -29,6 +29,8 @@ def hints(run: Run) -> list[str]:
     lines = []
     if large and not settings.amp and "amp" not in settings.given and has_bfloat16(runtime.device):
         lines.append("--amp computes in bfloat16, for which this device has instructions: most of a step takes about half the time")
+    if settings.amp and runtime.device.type == "cpu" and cpu_flags() and not has_bfloat16(runtime.device):
+        lines.append("--amp: this CPU has no instructions for bfloat16, and a step takes several times as long as without it")
     if large and runtime.device.type == "cuda" and not settings.compile_model and "compile_model" not in settings.given and find_spec("triton") \
             and _steps(run) >= _MANY_STEPS:
         lines.append("--compile-model takes a minute or two at the start, and makes each step faster")
@@ -43,7 +45,7 @@ def has_bfloat16(device: torch.device) -> bool:
     """Tell whether a device multiplies matrices of bfloat16 faster than those of float32; False where that is not known."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16"})
+    return device.type == "cpu" and not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})  # the last is Arm's
 
 
 def _steps(run: Run) -> float:
