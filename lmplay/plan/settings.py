@@ -62,6 +62,8 @@ class Settings:
     compile_model: bool = False
     compile_mode: str | None = None
     compile_backend: str = "inductor"
+    activation_checkpointing: int = 0
+    activation_memory_budget: float = 1.0
     matmul_precision: str = "highest"
     tune_allocator: bool = True
     seed: int = 0
