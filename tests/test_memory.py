@@ -1,5 +1,7 @@
 """Less memory for the same result: activation checkpointing, and the budget of compiled code."""
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from helpers import TINY, compare_runs, differences, load, sentences, write_plan
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
+from lmplay.engine.memory import peak_memory
 from lmplay.engine.runtime import Runtime, torch_random_state
 from lmplay.engine.step import train_step
 from lmplay.errors import UserError
@@ -198,3 +201,29 @@ def test_words_and_numbers_in_settings_files(corpus, capsys):
         Path("c.yaml").write_text(f"activation_checkpointing: {written}\n")
         assert main(["--use-config", "c.yaml", "--dump-config", "d.json"]) == 0
         assert json.loads(Path("d.json").read_text()) == {"activation_checkpointing": read}
+
+
+def test_the_memory_that_is_needed_there_and_was_taken_is_said(corpus, capsys):
+    text = train(capsys, "out", "--max-steps", 1, code=75)
+    parameters = sum(value.numel() for name, value in load(Path("out/gpt2ish_model.lmp"))["model"]["state"].items() if name != "head.weight")
+    assert f"memory      {parameters * 16 / 2**20:.1f} MiB for weights, gradients and the optimizer's state" in text
+    there = int(re.search(r"there are ([0-9]+)\.[0-9]+ GiB", text)[1])
+    assert 0 < there <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert re.search(r"^peak memory [0-9.]+ [MG]iB$", text, re.MULTILINE)
+    peak = json.loads(Path("out/gpt2ish_model_train_stats.json").read_text())["clock"]["peak_memory_bytes"]
+    assert 50 << 20 < peak <= there << 31
+
+
+def test_the_peak_is_that_of_all_runs_together(corpus, capsys, monkeypatch):
+    peaks = []
+    for peak in (7 << 30, 3 << 30):
+        monkeypatch.setattr("lmplay.engine.components.peak_memory", lambda device, peak=peak: peak)
+        assert "peak memory 7.00 GiB" in train(capsys, "out", "--max-steps", 1, code=75)
+        peaks.append(json.loads(Path("out/gpt2ish_model_step_one_train_stats.json").read_text())["clock"]["peak_memory_bytes"])
+    assert peaks == [7 << 30, 7 << 30]
+
+
+def test_the_peak_grows_with_what_is_taken():
+    before = peak_memory(torch.device("cpu"))
+    taken = torch.ones(before // 4 + (64 << 20))  # as many floats: four times the bytes
+    assert peak_memory(torch.device("cpu")) > taken.nbytes > before
