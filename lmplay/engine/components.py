@@ -60,7 +60,7 @@ class RunnerComponent:
     resumes: list[dict[str, float]] = field(default_factory=list)
     saves: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
-    mini_batch_size: int | None = None  # what was found to fit into memory, None = nothing has failed yet
+    room: dict[str, Any] = field(default_factory=dict)  # with `--mini-batch-size auto`: the `tokens` of a mini-batch, and what that was found `of`
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
     overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
     peak_memory: int | None = None  # bytes; None = not known
@@ -91,7 +91,7 @@ class RunnerComponent:
         """See :class:`lmplay.component.Component`."""
         return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.step_stats.items()},
                 "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
-                "mini_batch_size": self.mini_batch_size, "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
+                "room": dict(self.room), "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
                 "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes],
                           "saves": [dict(save) for save in self.saves], "peak_memory": self.peak_memory, "listeners": self.listeners.state()}}
 
@@ -107,7 +107,7 @@ class RunnerComponent:
         self.peak_memory = state["clock"].get("peak_memory")
         if "listeners" in state["clock"]:
             self.listeners.restore(state["clock"]["listeners"])
-        self.mini_batch_size = state.get("mini_batch_size")
+        self.room = dict(state.get("room", {}))
         in_row = state.get("in_row", {})
         self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)
         if state["scaler"] and self.runtime.scaler.is_enabled():

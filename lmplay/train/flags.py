@@ -130,7 +130,7 @@ FLAGS = (
     Flag(_P, "out_dir", _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt"),
     Flag(_T, "batch_size", _number(int, 1), "PIECES", "pieces of an optimizer step; changes the result"),
     Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result "
-         "(but for the random numbers of dropout); `auto`: as many as a batch has, halved when memory runs out"),
+         "(but for the random numbers of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out"),
     Flag(_T, "mini_batch_tokens", _number(int, 0), "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the room of "
          "--mini-batch-size full pieces, if that is not given either"),
     Flag(_T, "pack", _choice("auto", "on", "off"), "WHEN", "put the pieces of a mini-batch one behind the other, without padding; changes speed, not the "
