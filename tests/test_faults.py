@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 
-from lmplay.engine import nonfinite, stagework
+from lmplay.engine import nonfinite, room, stagework
 from lmplay.engine.runtime import Runtime
 from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.train.__main__ import main
@@ -17,6 +17,7 @@ from lmplay.train.__main__ import main
 POISON = ord("#")
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 FILE = Path("out_gpt/gpt2ish_model.lmp")
+ROOM = 12 * 27  # of 12 pieces of the corpus below
 
 
 @pytest.fixture(autouse=True)
@@ -173,13 +174,14 @@ def test_overflows_without_end_stop_the_run(capsys, monkeypatch):
 
 @pytest.fixture
 def memory(monkeypatch):
-    """A device with room for so many pieces at once, and how many it was given."""
+    """A device with room for so many pieces at once, and how many it was given; what is measured before does not count."""
     forward, given = GPT2ish.forward, []
+    monkeypatch.setattr(room, "measure", lambda run, stage, joined: {ROOM: 1.0})
 
-    def limited(room, error=OUT_OF_MEMORY):
+    def limited(most, error=OUT_OF_MEMORY):
         def attempt(self, tokens):
             given.append(len(tokens))
-            if len(tokens) > room:
+            if len(tokens) > most:
                 raise error
             return forward(self, tokens)
 
@@ -200,14 +202,16 @@ def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, er
     train(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0, "--pack", "off")
     given = memory(4, error)
     text = train(capsys, "--mini-batch-size", "auto", "--dropout", 0)
-    assert "out of memory with 12 pieces in a mini-batch: from here on 6" in text
-    assert "out of memory with 6 pieces in a mini-batch: from here on 3" in text
+    assert f"out of memory with {ROOM} tokens in a mini-batch: from here on {ROOM // 2};" in text
+    assert f"out of memory with {ROOM // 2} tokens in a mini-batch: from here on {ROOM // 4};" in text
     assert given[:3] == [12, 6, 3]
     assert max(given[2:]) == 3
     expected = weights("plain.lmp")
     for key, value in weights().items():
         assert torch.equal(value, expected[key])  # the same mini-batches: the same bits
-    assert load(FILE)["runner"]["state"]["mini_batch_size"] == 3
+    assert load(FILE)["runner"]["state"]["room"]["tokens"] == ROOM // 4
+    [remembered] = json.loads(Path("out_gpt", room.FILE).read_text())
+    assert remembered["tokens"] == ROOM // 4
 
 
 def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
@@ -224,6 +228,7 @@ def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
         return hidden
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
+    monkeypatch.setattr(room, "measure", lambda run, stage, joined: {ROOM: 1.0})
     train(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
     assert given[:5] == [12, 6, 6, 3, 3]
     assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())
@@ -233,7 +238,7 @@ def test_the_size_found_is_remembered(capsys, memory):
     make_plan(batch_size=12)
     given = memory(4)
     train(capsys, "--mini-batch-size", "auto")
-    write_plan(Path(), {"one": json.loads(Path("plan.json").read_text())["one"], "two": {"dataset": "a.jsonl"}})
+    write_plan(Path(), {"one": json.loads(Path("plan.json").read_text())["one"], "two": {"dataset": "a.jsonl", "batch_size": 12}})
     given.clear()
     text = train(capsys, "--mini-batch-size", "auto")
     assert "out of memory" not in text
@@ -252,7 +257,8 @@ def test_validation_halves_too(capsys, memory, monkeypatch):
         return forward(self, tokens)
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    assert "from here on 1" in train(capsys, "--mini-batch-size", "auto", "--validation-interval", 4)
+    monkeypatch.setattr(room, "measure", lambda run, stage, joined: {94: 1.0})
+    assert "out of memory with 94 tokens in a mini-batch: from here on 47;" in train(capsys, "--mini-batch-size", "auto", "--validation-interval", 4)
     assert training[-1] is False
     assert training.count(True) > 25  # dropout is back after the validation that failed
 
@@ -260,7 +266,7 @@ def test_validation_halves_too(capsys, memory, monkeypatch):
 def test_what_to_do_is_said_where_nothing_can_be_halved(capsys, memory):
     memory(0)
     text = train(capsys, "--mini-batch-size", "auto", code=1)
-    assert "out of memory with 1 piece of up to 48 tokens" in text
+    assert "out of memory with one piece of up to 28 tokens" in text
     assert "--amp" in text
     assert "--mini-batch-size auto finds" not in text
     memory(1)

@@ -80,7 +80,7 @@ def test_the_log_file_has_everything_over_restarts(folder, capsys):
 def test_quiet_says_what_ends_the_run_and_verbose_says_all(folder, capsys):
     quiet = train(capsys, "--quiet").strip()
     assert quiet.startswith("plan complete")
-    assert len(quiet.splitlines()) == 7
+    assert len(quiet.splitlines()) == 8
     assert any(line.startswith("== stage two done") for line in log_lines(folder))
     plain, verbose = train(capsys, "--model", "a.lmp"), train(capsys, "--model", "b.lmp", "--verbose")
     assert plain.count("\nvalidation: loss") < verbose.count("\nvalidation: loss") == 8

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ..plan.curriculum import Curriculum
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from . import generations
+from .memory import bytes_in_words, peak_memory
 from .report import Report
 from .run import make_tokenizer, open_stages, plan_model
 from .runtime import Runtime, seed_everything
@@ -106,7 +106,7 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     seconds = [stage["seconds"] for stage in stages]
     return {"model": model_plan.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
-            "stages": stages, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": _peak_memory(runtime.device),
+            "stages": stages, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": peak_memory(runtime.device),
             # The newest state, the older ones, one of each stage, the best, and the one being written.
             "checkpoint_bytes": state, "checkpoints_bytes": state * (1 + settings.keep + len(plan.stages) + 1 + 1)}
 
@@ -223,18 +223,6 @@ class _Timer:
             torch.mps.synchronize()
 
 
-def _peak_memory(device: torch.device) -> int | None:
-    """Give the most memory that was in use, in bytes: the device's, or this process's on a CPU; None where nobody knows."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def show_audit(report: dict[str, Any]) -> str:
     """Write what :func:`audit` found for people.
 
@@ -250,10 +238,11 @@ def show_audit(report: dict[str, Any]) -> str:
     for stage in report["stages"]:
         for sample in stage["first_samples"]:
             lines += ["", *sample_in_words(f"first sample of {sample['source']}", sample)][:-1]
-    memory = "unknown" if report["peak_memory_bytes"] is None else _size(report["peak_memory_bytes"])
+    memory = "unknown" if report["peak_memory_bytes"] is None else bytes_in_words(report["peak_memory_bytes"])
     lines += ["", f"in all      {_duration(report['seconds'])} of training on {report['device']} as it was just now, without validations",
               f"memory      {memory} at its peak here",
-              f"disk        {_size(report['checkpoint_bytes'])} a checkpoint, at most {_size(report['checkpoints_bytes'])} for all that are kept"]
+              f"disk        {bytes_in_words(report['checkpoint_bytes'])} a checkpoint, at most {bytes_in_words(report['checkpoints_bytes'])} for all "
+              "that are kept"]
     return "\n".join(lines)
 
 
@@ -283,8 +272,3 @@ def _duration(seconds: float | None) -> str:
         return "unknown time"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _size(n_bytes: int) -> str:
-    """Write a number of bytes."""
-    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

@@ -14,6 +14,7 @@ from ..plan.settings import Settings, StageSettings
 from ..stats.modelstats import ModelStats
 from ..tokenizer import Tokenizer
 from .listeners import Listeners
+from .memory import peak_memory
 from .runtime import Runtime, random_state, restore_random_state
 
 
@@ -59,9 +60,10 @@ class RunnerComponent:
     resumes: list[dict[str, float]] = field(default_factory=list)
     saves: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
-    mini_batch_size: int | None = None  # what was found to fit into memory, None = nothing has failed yet
+    room: dict[str, Any] = field(default_factory=dict)  # with `--mini-batch-size auto`: the `tokens` of a mini-batch, and what that was found `of`
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
     overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
+    peak_memory: int | None = None  # bytes; None = not known
     listeners: Listeners = field(default_factory=Listeners)
     name: str = "runner"
 
@@ -69,6 +71,11 @@ class RunnerComponent:
     def samples(self) -> int:
         """All samples trained on so far."""
         return self.stats.totals["total_train_samples"]
+
+    def note_memory(self) -> None:
+        """Take note of the most memory that has been in use."""
+        peaks = [peak for peak in (self.peak_memory, peak_memory(self.runtime.device)) if peak is not None]
+        self.peak_memory = max(peaks, default=None)
 
     def place(self) -> dict[str, Any]:
         """Say where the run is, for those who hear of it."""
@@ -84,9 +91,9 @@ class RunnerComponent:
         """See :class:`lmplay.component.Component`."""
         return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.step_stats.items()},
                 "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
-                "mini_batch_size": self.mini_batch_size, "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
+                "room": dict(self.room), "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
                 "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes],
-                          "saves": [dict(save) for save in self.saves], "listeners": self.listeners.state()}}
+                          "saves": [dict(save) for save in self.saves], "peak_memory": self.peak_memory, "listeners": self.listeners.state()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`."""
@@ -97,9 +104,10 @@ class RunnerComponent:
         self.stages = [dict(stage) for stage in state["stages"]]
         self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
         self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next three
+        self.peak_memory = state["clock"].get("peak_memory")
         if "listeners" in state["clock"]:
             self.listeners.restore(state["clock"]["listeners"])
-        self.mini_batch_size = state.get("mini_batch_size")
+        self.room = dict(state.get("room", {}))
         in_row = state.get("in_row", {})
         self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)
         if state["scaler"] and self.runtime.scaler.is_enabled():

@@ -40,7 +40,7 @@ def describe(settings: Settings, plan: Plan) -> str:
         # (Chowdhery et al. 2022, "PaLM", appendix B).
         attention = 12 * model_plan.args.get("num_blocks", 0) * model_plan.args.get("embed_dim", 0) * work.context_len
         flops = tokens * (6 * (total - _lookup_only(model)) + attention)
-        mini_batches = 1 if settings.mini_batch_size == "auto" else -(-work.batch_size // settings.first_mini_batch)
+        mini_batches = "as many as it takes" if settings.mini_batch_size == "auto" else -(-work.batch_size // settings.first_mini_batch)
         lines.append(f"  {stage.name}: {work.batch_size} pieces of at most {work.context_len} tokens in {mini_batches} mini-batches, "
                      f"at most {tokens:,} tokens, {flops / 1e12:,.2f} TFLOP")
     return "\n".join(lines)

@@ -21,7 +21,8 @@ _ASIDE = {*_BY_STAGE, "exp", "num_blocks", "embed_dim", "num_heads", "dropout", 
           "check_plan", "show_samples", "show_batch", "json", "given", "track", "callback", "sample_prompts", "sample_tokens", "quiet", "verbose",
           "log_json"}
 # Settings that change the order of sums, no more.
-_BITS = {"mini_batch_size", "mini_batch_tokens", "pack", "compile_model", "compile_mode", "compile_backend", "device", *checkpoint.versions()}
+_BITS = {"mini_batch_size", "mini_batch_tokens", "pack", "compile_model", "compile_mode", "compile_backend", "activation_checkpointing",
+         "activation_memory_budget", "device", *checkpoint.versions()}
 
 
 def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings], device: str) -> list[str]:

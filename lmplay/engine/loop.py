@@ -92,6 +92,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
                             "make room for the next, and the same command goes on from it.")
     saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
     add_save(run.runner.saves, saved_at)
+    run.runner.note_memory()
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
     run.best.hand_over()

@@ -133,9 +133,12 @@ def try_to_write_stats(run: Run) -> None:
 def _write_stats(run: Run) -> None:
     """Write the files, or raise OSError."""
     folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
-    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats, runner.saves)
+    runner.note_memory()
+    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats, runner.saves,
+                runner.peak_memory)
     if runner.stages:
         entry = runner.stages[-1]
         resumes, saves = ([place for place in places if entry["from_samples"] <= place["samples"] <= entry["to_samples"]]
                           for places in (runner.resumes, runner.saves))
-        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes, saves=saves)
+        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes, saves=saves,
+                    peak_memory=runner.peak_memory)

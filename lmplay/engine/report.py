@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..data.stream import describe_losses
 from ..errors import tell
+from ..optim.optimizers import STATE_COPIES
 from .checkpoint import versions
 from .hints import hints
+from .memory import bytes_in_words, memory_there
 from .progress import Progress, duration, shorten, total_samples
 from .voice import Voice
 
@@ -72,7 +74,7 @@ class Report:
                  f"tokenizer   {model.tokenizer.name}: {model.tokenizer.vocab_size:,} tokens",
                  f"device      {runtime.device}, {runtime.precision}{', compiled' if settings.compile_model else ''}, batch {settings.batch_size}, "
                  f"mini-batch {settings.mini_batch_size}",
-                 f"checkpoint  {run.path}"]
+                 *_memory(run), f"checkpoint  {run.path}"]
         for number, stage in enumerate(stages, 1):
             counted = f" ({stage['samples']:,} samples)" if stage["samples"] is not None and "samples" not in stage["length"] else ""
             lines.append(f"stage {number}/{len(stages)}   {stage['name']} ({stage['state']}): {stage['length']}{counted} of {' + '.join(stage['dataset'])}")
@@ -90,7 +92,8 @@ class Report:
         self._voice.say("\n".join(lines), "start", experiment=model.experiment, parameters=parameters, model_args=model.args, tokenizer=model.tokenizer.name,
                         vocabulary=model.tokenizer.vocab_size, device=str(runtime.device), precision=runtime.precision, compiled=settings.compile_model,
                         batch_size=settings.batch_size, mini_batch_size=settings.mini_batch_size, checkpoint=str(run.path), stages=stages,
-                        samples=run.runner.samples, resumed=bool(run.runner.resumes), changes=run.changes, hints=hinted)
+                        samples=run.runner.samples, resumed=bool(run.runner.resumes), changes=run.changes, hints=hinted,
+                        memory_bytes=memory_there(runtime.device), memory_needed_bytes=_needed(run))
 
     def start_stage(self, run: Run, work: StageWork) -> None:
         """Say what a stage reads, and start its progress line."""
@@ -205,7 +208,8 @@ class Report:
         samples, steps = (totals[name] - run.began_at[name] for name in ("total_train_samples", "total_train_steps"))
         saved, command = run.path.exists(), self._command + self._undo(run.settings)
         lines = [f"\nstopped ({run.interrupt.reason}) in stage {number + 1}/{len(run.curriculum.states)}, {run.curriculum.states[number].name}, at "
-                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run", *_best(run), *_compiled(run), *self._places(run),
+                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run", *_best(run), *_peak(run), *_compiled(run),
+                 *self._places(run),
                  f"the state is saved in {run.path}. To go on:" if saved else "nothing to save yet. To start again:", f"  {command}"]
         self._voice.say("\n".join(lines), "stopped", always=True, reason=run.interrupt.reason, stage=run.curriculum.states[number].name,
                         samples=run.runner.samples, samples_of_this_run=samples, steps_of_this_run=steps, best=run.runner.stats.best, saved=saved,
@@ -238,7 +242,8 @@ class Report:
         if stats.final is not None:
             floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
             lines.append(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
-        lines += [*_best(run), *_compiled(run), *([f"weights     {weights}"] if weights is not None else []), f"model       {run.path}", *self._places(run)]
+        lines += [*_best(run), *_peak(run), *_compiled(run), *([f"weights     {weights}"] if weights is not None else []), f"model       {run.path}",
+                  *self._places(run)]
         self._voice.say("\n".join(lines), "done", always=True, samples=run.runner.samples, tokens=stats.totals["total_train_tokens"],
                         seconds=run.runner.seconds, final=stats.final, best=stats.best, weights=weights and str(weights), **_files(run))
 
@@ -287,11 +292,31 @@ def _compiled(run: Run) -> list[str]:
     return [f"compiled    {run.wrapped.graphs} graphs, {run.wrapped.made_again or 'none'} of them again"]
 
 
+def _needed(run: Run) -> int:
+    """Count the bytes that training takes whatever the mini-batch: weights, gradients of those that are trained, and the optimizer's state of these."""
+    parameters = list(run.model.module.parameters())
+    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    return sum(parameter.nbytes for parameter in parameters) + trained * (1 + STATE_COPIES[run.optimizers.kind])
+
+
+def _memory(run: Run) -> list[str]:
+    """Say what memory there is, and how much of it is spoken for."""
+    there = memory_there(run.runner.runtime.device)
+    return [f"memory      {bytes_in_words(_needed(run))} for weights, gradients and the optimizer's state, and what a mini-batch takes"
+            + (f"; there are {bytes_in_words(there)}" if there is not None else "")]
+
+
+def _peak(run: Run) -> list[str]:
+    """Say how much memory was in use at most."""
+    run.runner.note_memory()
+    return [] if run.runner.peak_memory is None else [f"peak memory {bytes_in_words(run.runner.peak_memory)}"]
+
+
 def _files(run: Run) -> dict[str, Any]:
     """Say where things are, for programs."""
     folder = Path(run.settings.out_dir).expanduser()
     return {"model": str(run.path), "statistics": str(folder), "log": str(folder / f"{run.path.stem}.log"),
-            "plot": f"lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}"}
+            "peak_memory_bytes": run.runner.peak_memory, "plot": f"lmp_plotstats --out-dir {shlex.quote(run.settings.out_dir)}"}
 
 
 def _to_go_on(command: list[str]) -> list[str]:

@@ -163,6 +163,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     model_plan = plan_model(settings, plan, path, stored)
     shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
     runtime.joins(shapes)
+    runtime.save_memory(shapes)
     curriculum = Curriculum(plan)
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])

@@ -11,8 +11,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import UserError
+from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
 from .allocator import keep_freed_memory
 
@@ -62,23 +64,38 @@ class Runtime:
         # Compiled code would be made anew for each set of lengths, and a GPU waits for the many small attentions.
         return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu" and not self._settings.compile_model))
 
+    def save_memory(self, model: nn.Module) -> None:
+        """Let a model keep less for the way back, if asked for.
+
+        :raises UserError: when it cannot.
+        """
+        recompute_blocks(model, self._settings.activation_checkpointing)
+        if self._settings.activation_memory_budget < 1 and any(isinstance(module, _DropoutNd) and module.p for module in model.modules()):
+            # https://github.com/pytorch/pytorch/issues/190758
+            raise UserError("--activation-memory-budget: the model has dropout, and what torch computes again it would drop anew, with wrong gradients; "
+                            "--dropout 0 for a new model, or take --activation-checkpointing on.")
+
     def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None]) -> nn.Module:
         """Give what is run in place of the raw model: compiled, if asked for. Saving and freezing use the raw one.
 
         :param context_len: the longest piece of the model, in tokens.
         :param tell: is told what is compiled.
-        :raises UserError: when the backend is unknown.
+        :raises UserError: when the backend is unknown, or the model has no blocks to compute again.
         """
         settings = self._settings
+        self.save_memory(model)
         if not settings.compile_model:
             return model
         import torch._dynamo
+        import torch._functorch.config
 
         from .compiled import Compiled
 
         backends = torch._dynamo.list_backends(exclude_tags=())
         if settings.compile_backend not in backends:
             raise UserError(f"--compile-backend {settings.compile_backend}: not there; allowed is one of {', '.join(backends)}.")
+        # read when the code is made, at the first step; it is a setting of the process
+        torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
         plain = self.device.type == "cpu" and self.amp_dtype is torch.bfloat16 and context_len <= _PLAIN_CONTEXT
         return Compiled(model, settings.room(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell, mode=settings.compile_mode,
                         backend=settings.compile_backend)

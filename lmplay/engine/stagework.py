@@ -27,6 +27,7 @@ from .bysource import BySource
 from .evaluate import Judgement, evaluate
 from .interrupt import Stopped
 from .memory import free_memory, is_out_of_memory
+from .room import choose_room, halve_room
 from .run import Run, freeze
 from .runtime import restore_torch_random_state, torch_random_state
 from .step import StepResult, train_step
@@ -45,13 +46,13 @@ _BATCHES_AHEAD = 4
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A batch (None at the end of the stage) and its mini-batches of up to `size` pieces.
+    """A batch (None at the end of the stage) and its mini-batches with `room` for so many tokens (0 = by pieces).
 
     `reached` is the position of the samples then; `empty` counts the samples after the last batch that have no token.
     """
 
     batch: Batch | None
-    size: int
+    room: int
     mini_batches: list[MiniBatch]
     reached: dict[str, Any]
     empty: int = 0
@@ -69,6 +70,7 @@ class StageWork:
         self.data = run.stage_data[stage.name]
         self.cutter = Cutter(run.model.tokenizer, self.settings.context_len, run.settings.continuation == "estimate")
         self._joined = run.runner.runtime.joins(run.model.module)
+        self._measured = run.settings.mini_batch_size == "auto"
         self.stream = self.data.samples()
         self._prefetch = Prefetch(self._prepare, _BATCHES_AHEAD if run.settings.data_workers else 0)
         run.closing.callback(self._prefetch.close)
@@ -76,7 +78,8 @@ class StageWork:
         self._position = state.position  # from which batches are made: what is made ahead and not trained on is made again
         # The samples' position up to the batch trained on, at the end of the stage up to there; the stream itself may be ahead, in another thread.
         self.reached: dict[str, Any] = self.stream.state() if state.position is None else state.position["samples"]
-        self._prefetch.start()  # beside the look at the validation rows
+        if not self._measured:  # else the room of a mini-batch is not known yet
+            self._prefetch.start()  # beside the look at the validation rows
         self.stats = run.runner.step_stats.setdefault(stage.name, ModelStats())
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
@@ -91,11 +94,9 @@ class StageWork:
         return self.run.runner.stages[-1]
 
     @property
-    def mini_batch_size(self) -> int:
-        """The most pieces that go through the device at once."""
-        if isinstance(self.run.settings.mini_batch_size, int):
-            return self.run.settings.mini_batch_size
-        return min(self.settings.batch_size, self.run.runner.mini_batch_size or self.settings.batch_size)
+    def room(self) -> int:
+        """The most tokens that go through the device at once; 0 = it goes by pieces."""
+        return self.run.runner.room["tokens"] if self._measured else self.run.settings.room(self.cutter.context_len)
 
     def next_batch(self) -> Batch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
@@ -116,12 +117,12 @@ class StageWork:
         sources = self.by_source.numbers(batch)
         set_lr(run.optimizers.optimizer, run.lr_schedulers.lr(self.settings))
 
-        def attempt(mini_batch_size: int) -> StepResult | None:
-            mini_batches = self._mini_batches(batch, mini_batch_size)
+        def attempt(room: int) -> StepResult | None:
+            mini_batches = self._mini_batches(batch, room)
             return train_step(run.model.module, run.wrapped, run.optimizers.optimizer, run.runner.runtime, mini_batches, grad_clip=self.settings.grad_clip,
                               watch=range(WATCHED_PIECES), interrupted=run.interrupt.requested, sources=sources, forward=self._forward)
 
-        result = self._until_stopped(lambda: self._fit_memory(attempt, len(batch.pieces)))
+        result = self._until_stopped(lambda: self._fit_memory(attempt, max(len(piece.tokens) for piece in batch.pieces) - 1))
         if result is None:
             restore_torch_random_state(random_before)
             return None
@@ -192,6 +193,8 @@ class StageWork:
         self.frozen = freeze(run.model.module, self.stage, run.settings)
         set_weight_decay(run.optimizers.optimizer, self.settings.weight_decay)
         run.model.module.train()
+        if self._measured:
+            choose_room(run, self.settings, self._joined)
 
     def _prepare(self, halted: Callable[[], bool]) -> Iterator[_Prepared]:
         """Make the batches from where the state says, with their mini-batches; runs in a thread of its own, beside training and validation.
@@ -204,20 +207,20 @@ class StageWork:
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:
-                size = min(self.mini_batch_size, len(batch.pieces))
-                yield _Prepared(batch, size, self._collate(batch.pieces, size), batcher.reached)
+                room = self.room
+                yield _Prepared(batch, room, self._collate(batch.pieces, room), batcher.reached)
             yield _Prepared(None, 0, [], batcher.reached, batcher.empty)
 
-    def _mini_batches(self, batch: Batch, size: int) -> list[MiniBatch]:
-        """Give a batch's mini-batches of up to `size` pieces: those made with it, if it is the batch at hand and was made for this size."""
+    def _mini_batches(self, batch: Batch, room: int) -> list[MiniBatch]:
+        """Give a batch's mini-batches: those made with it, if it is the batch at hand and was made for this room."""
         prepared = self._prepared
-        same = prepared is not None and prepared.batch is batch and prepared.size == min(size, len(batch.pieces))
-        return prepared.mini_batches if prepared is not None and same else self._collate(batch.pieces, size)
+        same = prepared is not None and prepared.batch is batch and prepared.room == room
+        return prepared.mini_batches if prepared is not None and same else self._collate(batch.pieces, room)
 
-    def _collate(self, pieces: Sequence[Piece], size: int) -> list[MiniBatch]:
-        """Make the mini-batches of up to `size` pieces, or of as many as there is room for."""
-        context_len = self.cutter.context_len
-        return collate(pieces, size, self.run.runner.runtime.length_multiple, context_len, self.run.settings.room(context_len), self._joined)
+    def _collate(self, pieces: Sequence[Piece], room: int) -> list[MiniBatch]:
+        """Make the mini-batches of as many pieces as there is room for, or, where that is 0, of the size that was asked for."""
+        size, multiple = self.run.settings.first_mini_batch, self.run.runner.runtime.length_multiple
+        return collate(pieces, size, multiple, self.cutter.context_len, room, self._joined)
 
     def _take_final(self, stream: SampleStream) -> list[Sample]:
         """Take samples for the validation at the end: not so many that long texts make it take longer than the stage."""
@@ -243,14 +246,14 @@ class StageWork:
         """Validate by samples, and take note of it; False when a request to stop came in between, and nothing has changed then."""
         run = self.run
 
-        def attempt(mini_batch_size: int) -> Judgement | None:
+        def attempt(room: int) -> Judgement | None:
             with self._forward():
                 return evaluate(run.model.module, run.wrapped, run.runner.runtime, run.model.tokenizer, self.cutter, samples,
-                                lambda pieces: self._collate(pieces, mini_batch_size), run.interrupt.requested, self.by_source.validation_names)
+                                lambda pieces: self._collate(pieces, room), run.interrupt.requested, self.by_source.validation_names)
 
         place = self.place()
         written = run.prompted.write(run.model.module, run.model.tokenizer, self.settings.context_len, place["step"], run.interrupt.requested)
-        judged = self._until_stopped(lambda: self._fit_memory(attempt, self.mini_batch_size)) if written is not None else None
+        judged = self._until_stopped(lambda: self._fit_memory(attempt, self.cutter.context_len)) if written is not None else None
         if judged is None or written is None:
             return False
         run.prompted.keep(written, place, self.stage.name)
@@ -285,31 +288,33 @@ class StageWork:
                 raise
             return None
 
-    def _fit_memory(self, work: Callable[[int], Done], pieces: int) -> Done:
+    def _fit_memory(self, work: Callable[[int], Done], longest: int) -> Done:
         """Do something by mini-batches; with `--mini-batch-size auto` halve these when memory runs out, and do it again from its start.
 
-        :param work: is given the mini-batch size.
-        :param pieces: that it is done for, if they are fewer than that.
+        :param work: is given the room of a mini-batch, in tokens (0 = by pieces).
+        :param longest: the tokens of the longest piece that it is done for: with less room than that, it would be alone as before.
         :raises TrainingError: when memory runs out and smaller mini-batches were not asked for, or there are none.
         """
         run, random_before = self.run, torch_random_state()
         while True:
-            size = min(self.mini_batch_size, pieces)
+            room = self.room
             try:
-                return work(size)
+                return work(room)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if size == 1 or run.settings.mini_batch_size != "auto":
-                    room = f"{run.settings.mini_batch_tokens:,} tokens" if run.settings.mini_batch_tokens else \
-                        f"{size} piece{'s' * (size > 1)} of up to {self.cutter.context_len} tokens"
-                    raise TrainingError(_no_memory(room, size == 1)) from error
+                size = run.settings.first_mini_batch
+                smallest = room <= longest if room else size == 1
+                if smallest or not self._measured:
+                    told = f"{room:,} tokens" if run.settings.mini_batch_tokens else \
+                        f"one piece of up to {self.cutter.context_len} tokens" if smallest else f"{size} pieces of up to {self.cutter.context_len} tokens"
+                    raise TrainingError(_no_memory(told, smallest)) from error
             # here the error is gone, and with it what its frames held
-            run.runner.mini_batch_size = size // 2
+            halve_room(run)
             run.optimizers.optimizer.zero_grad(set_to_none=True)
             restore_torch_random_state(random_before)
             free_memory(run.runner.runtime.device)
-            run.report.say(f"out of memory with {size} pieces in a mini-batch: from here on {size // 2}; the work at hand is done again")
+            run.report.say(f"out of memory with {room:,} tokens in a mini-batch: from here on {self.room:,}; the work at hand is done again")
 
     def _floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it."""
@@ -329,4 +334,5 @@ class StageWork:
 def _no_memory(room: str, smallest: bool) -> str:
     """Say what may help when memory has run out."""
     smaller = "" if smallest else "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then "
-    return f"out of memory with {room} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, a smaller --context-len or model."
+    return f"out of memory with {room} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, --activation-checkpointing on, " \
+        "a smaller --context-len or model."

@@ -4,6 +4,7 @@ The contract of an experiment's model: its constructor takes `vocab_size`, `cont
 ``forward(tokens_BT)`` gives hidden states (B, T, D) for right-padded token ids (B, T), none depending on a later token; ``head``
 is a module that turns hidden states into logits (..., V) (a bias-free ``nn.Linear`` is the fast case).  It sees no strings, optimizers or files.
 A ``forward(…, lengths=None)`` reads pieces of these lengths one behind the other in one row, each as if alone: short texts then train faster on a CPU.
+Its `blocks`, an ``nn.ModuleList`` (or a property that gives it), are what ``--activation-checkpointing`` computes again, each by itself.
 A ``forward(tokens_BT, cache=None)`` that takes a :class:`lmplay.modules.cache.KeyValueCache` makes writing texts fast; without it each token reads all again.
 Another package offers one by an entry point of the group ``lmplay.experiments``: ``name = "module:Class"``.
 """

@@ -62,6 +62,8 @@ class Settings:
     compile_model: bool = False
     compile_mode: str | None = None
     compile_backend: str = "inductor"
+    activation_checkpointing: int = 0
+    activation_memory_budget: float = 1.0
     matmul_precision: str = "highest"
     tune_allocator: bool = True
     seed: int = 0
@@ -89,14 +91,14 @@ class Settings:
 
     @property
     def first_mini_batch(self) -> int:
-        """The mini-batch size to start with; with `auto` as many pieces as a batch has."""
-        return self.batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size
+        """The mini-batch size; with `auto`, which is measured in training, the default."""
+        return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
 
     def room(self, context_len: int) -> int:
         """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
-        if self.mini_batch_tokens or "mini_batch_size" in self.given or isinstance(self.mini_batch_size, str):
+        if self.mini_batch_tokens or ("mini_batch_size" in self.given and self.mini_batch_size != "auto"):
             return self.mini_batch_tokens
-        return self.mini_batch_size * context_len
+        return self.first_mini_batch * context_len
 
     @property
     def datasets_folder(self) -> Path:

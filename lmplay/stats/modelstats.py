@@ -199,7 +199,7 @@ def add_save(saves: list[dict[str, float]], place: dict[str, float]) -> None:
 
 def write_stats(folder: Path, model: str, experiment: str, stage: str | None, stats: ModelStats, stages: list[dict[str, Any]],
                 resumes: list[dict[str, float]], by_stage: Mapping[str, ModelStats] = MappingProxyType({}),
-                saves: Sequence[dict[str, float]] = ()) -> None:
+                saves: Sequence[dict[str, float]] = (), peak_memory: int | None = None) -> None:
     """Write the two JSON files of a run, or of a stage.
 
     :param folder: the output folder.
@@ -211,6 +211,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
     :param resumes: where the run was resumed: samples, tokens, seconds.
     :param by_stage: of a whole run the statistics of its stages: their sources are listed as STAGE/SOURCE.
     :param saves: where it was saved: samples, tokens, seconds.
+    :param peak_memory: the most bytes that the run has had in use up to here, None = not known.
     """
     prefix = model if stage is None else f"{model}_step_{stage}"
     clock_keys = ("from_seconds", "to_seconds")
@@ -225,7 +226,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "stages": [{key: value for key, value in entry.items() if key not in clock_keys} for entry in stages],
             "columns": {name: columns[name] for name in names}, "sources": sources,
             "clock": {**{name: columns[name] for name in ("seconds", "tokens_per_second", "data_wait_share")}, "resumes": resumes,
-                      "saves": list(saves), "stages": [{key: entry[key] for key in clock_keys} for entry in stages]},
+                      "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": [{key: entry[key] for key in clock_keys} for entry in stages]},
         }, separators=(",", ":"), allow_nan=False))
 
 

@@ -145,6 +145,11 @@ def _check_pairs(settings: Settings) -> None:
     """Refuse flags that contradict each other: two that each print something and end, --json where there is nothing to print, two sizes of a mini-batch."""
     if settings.mini_batch_tokens and "mini_batch_size" in settings.given:
         raise UserError("--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.")
+    if settings.activation_memory_budget < 1 and not settings.compile_model:
+        raise UserError(f"--activation-memory-budget {settings.activation_memory_budget:g}: is for compiled code; add --compile-model, or take "
+                        "--activation-checkpointing on.")
+    if settings.activation_memory_budget < 1 and settings.activation_checkpointing:
+        raise UserError("--activation-memory-budget and --activation-checkpointing together: each says what is computed again; give one.")
     as_json = ("check_plan", "inspect", "show_samples", "show_batch")
     looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
     if len(looks) > 1:

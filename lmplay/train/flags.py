@@ -73,6 +73,15 @@ def _count_or_auto(value: Any) -> int | str:
         raise ValueError(f"{allowed}, or auto") from None
 
 
+def _blocks(value: Any) -> int:
+    """Take off, on, or a whole number from 0: of blocks, every so many."""
+    words = {"off": 0, "on": 1, False: 0, True: 1}  # YAML reads off and on as false and true
+    try:
+        return words[value] if isinstance(value, (str, bool)) and value in words else int(_number(int, 0)(value))
+    except ValueError as allowed:
+        raise ValueError(f"off, on, or {allowed}") from None
+
+
 def _time(value: Any) -> str:
     """Take HH:MM:SS, or `auto`."""
     if value != "auto" and not (isinstance(value, str) and re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value)):
@@ -121,7 +130,7 @@ FLAGS = (
     Flag(_P, "out_dir", _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt"),
     Flag(_T, "batch_size", _number(int, 1), "PIECES", "pieces of an optimizer step; changes the result"),
     Flag(_T, "mini_batch_size", _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result "
-         "(but for the random numbers of dropout); `auto`: as many as a batch has, halved when memory runs out"),
+         "(but for the random numbers of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out"),
     Flag(_T, "mini_batch_tokens", _number(int, 0), "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the room of "
          "--mini-batch-size full pieces, if that is not given either"),
     Flag(_T, "pack", _choice("auto", "on", "off"), "WHEN", "put the pieces of a mini-batch one behind the other, without padding; changes speed, not the "
@@ -147,6 +156,10 @@ FLAGS = (
     Flag(_D, "compile_model", _switch, "", "compile the model with torch.compile: slower to start, faster to train"),
     Flag(_D, "compile_mode", _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"), "MODE", "mode of torch.compile"),
     Flag(_D, "compile_backend", _text, "NAME", "backend of torch.compile"),
+    Flag(_D, "activation_checkpointing", _blocks, "off|on|N", "do not keep what each block (on) or every N-th computes, but compute it again in the "
+         "backward pass: less memory, slower, the same result; 0 = off"),
+    Flag(_D, "activation_memory_budget", _number(float, 0, 1), "SHARE", "of the memory for activations that compiled code may use; below 1 it computes the "
+         "cheapest ones again: less memory, slower (with --compile-model)"),
     Flag(_D, "matmul_precision", _choice("highest", "high", "medium"), "WHICH", "of float32 matrix products: faster where the device has TF32 (high) or "
          "bfloat16 (medium), with other results"),
     Flag(_D, "tune_allocator", _switch, "", "on a CPU (Linux), keep freed memory for the next step instead of giving it back to the system"),
