@@ -118,7 +118,7 @@ class Recorder:
         sources = self._work.by_source.name(step.batch, source_sums)
         run_stats.add_train(step.place, figures)
         stage_stats.add_train(step.place, figures, sources)
-        self._run.runner.listeners.train(step.place, figures)
+        self._run.runner.listeners.train(step.place, figures, sources)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 

@@ -252,7 +252,8 @@ class StageWork:
         judged = self._until_stopped(lambda: self._fit_memory(attempt, self.mini_batch_size)) if written is not None else None
         if judged is None or written is None:
             return False
-        run.prompted.keep(written, place, self.stage.name)
+        if rows := run.prompted.keep(written, place, self.stage.name):
+            run.runner.listeners.samples(rows)
         sums = judged.sums
         loss = sums["loss_sum"] / sums["n_tokens"]
         if not math.isfinite(loss):
@@ -260,7 +261,7 @@ class StageWork:
         run.runner.stats.add_validation(self.place(), sums, final)
         self.stats.add_validation(self.place(), sums, final, judged.by_source)
         run.report.validation(sums, judged.example, final)
-        run.runner.listeners.validation(self.place(), sums, final)
+        run.runner.listeners.validation(self.place(), sums, final, judged.by_source)
         if final:
             return True
         if self.state.lowest_loss is None or loss < self.state.lowest_loss:
