@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmplay.errors import UserError
 from lmplay.stats.__main__ import main
+from lmplay.stats.longjson import _read
 from lmplay.stats.plot import draw_curve, draw_differences, draw_together, save
 from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
 from lmplay.stats.theme import THEMES
@@ -277,7 +278,18 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, damage):
     assert "\n" not in faults[0]
 
 
-@pytest.mark.parametrize("damage", [None, '"loss": [', "[", "null"])
+@pytest.mark.parametrize("comma", [",", ", "])
+@given(st.lists(st.floats() | st.integers(-10**20, 10**20) | st.none(), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=30)
+def test_long_columns_are_read_to_the_last_bit(comma, values):
+    column = [None if value is None or not math.isfinite(value) else value for value in values]
+    text = json.dumps({"a]": [[{"b": column * 2001}]], "c": ["[1, 2]", "x" * 3000, "["], "d": column}, separators=(comma, ":"))
+    read = _read(text.encode())
+    assert np.array_equal(read["a]"][0][0]["b"], np.array(column * 2001, dtype=np.float64), equal_nan=True)
+    assert (read["c"], read["d"]) == (json.loads(text)["c"], column)
+
+
+@pytest.mark.parametrize("damage", [None, '"loss": [', "[", "null", "1.5"])
 def test_a_long_file_is_read_as_a_short_one_is(tmp_path, monkeypatch, damage):
     make_run(tmp_path, rows=2000, by_stage=False)
     path = tmp_path / "tiny_train_stats.json"
