@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lmplay.errors import UserError
 from lmplay.stats.__main__ import main
 from lmplay.stats.longjson import _read
-from lmplay.stats.plot import draw_curve, draw_differences, draw_together, save
+from lmplay.stats.plot import draw_curve, draw_differences, draw_together, same_tokens, save
 from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
 from lmplay.stats.theme import THEMES
 from lmplay.stats.watch import watch
@@ -822,3 +822,17 @@ assert not {"matplotlib.pyplot", "torch"} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(pictures(tmp_path / "out_gpt")) == 2
+
+
+def test_a_shorter_run_over_the_same_texts_has_the_same_tokens(tmp_path):
+    for model, rows in (("long", 80), ("short", 8)):
+        make_run(tmp_path, model, rows=rows, by_stage=False)
+
+    def lengthen(content, factor):
+        columns = content["columns"]
+        columns["bits_per_byte"] = [loss / factor / (2 if i < 2 else 2.3) for i, loss in enumerate(columns["loss"])]  # later texts have longer words
+
+    for factor, same in ((1, True), (1.1, False)):
+        edit(tmp_path / "long_validate_stats.json", lambda content: lengthen(content, 1))
+        edit(tmp_path / "short_validate_stats.json", lambda content, factor=factor: lengthen(content, factor))
+        assert same_tokens([curve for curve in read_folder(tmp_path)[0] if curve.kind == "validate"]) == same
