@@ -350,7 +350,7 @@ def test_a_run_goes_on_from_the_newest_whole_state(finished, again, run, tmp_pat
     harmed = {(again / name).read_bytes() for name in files if (again / name).exists()}
     text = run()
     assert "the newest state that is whole" in text
-    assert "are lost" in text
+    assert "lost, trained on again" in text
     for name in files[:1] if kind == "deleted" else files:
         assert name in text
     assert {path.read_bytes() for path in again.glob("*damaged-*")} == harmed

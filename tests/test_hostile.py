@@ -581,7 +581,7 @@ def test_a_bad_row_ends_the_run_with_its_state_saved_and_is_counted_otherwise(co
     assert load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["total_train_samples"] > 20
     write_plan(corpus, {"one": {"dataset": {**source, "on_bad_row": "skip"}, "validation": 0, "shuffle": False}})
     text = train(capsys, "--training-plan", "plan.json", "--reset-history")
-    assert "1 rows skipped: not valid JSON (" in text
+    assert "1 row skipped: not valid JSON (" in text
     stage = json.loads(Path("out_gpt/gpt2ish_model_train_stats.json").read_text())["stages"][0]
     assert (stage["skipped"], stage["replaced"]) == ({"not valid JSON": 1}, {})
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmplay.errors import UserError
 from lmplay.stats.__main__ import main
-from lmplay.stats.plot import draw_curve, draw_differences, draw_together, save
+from lmplay.stats.longjson import _read
+from lmplay.stats.plot import draw_curve, draw_differences, draw_together, same_tokens, save
 from lmplay.stats.runs import difference, read_curve, read_folder, smooth, thin, window_of
 from lmplay.stats.theme import THEMES
 from lmplay.stats.watch import watch
@@ -277,7 +278,18 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, damage):
     assert "\n" not in faults[0]
 
 
-@pytest.mark.parametrize("damage", [None, '"loss": [', "[", "null"])
+@pytest.mark.parametrize("comma", [",", ", "])
+@given(st.lists(st.floats() | st.integers(-10**20, 10**20) | st.none(), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=30)
+def test_long_columns_are_read_to_the_last_bit(comma, values):
+    column = [None if value is None or not math.isfinite(value) else value for value in values]
+    text = json.dumps({"a]": [[{"b": column * 2001}]], "c": ["[1, 2]", "x" * 3000, "["], "d": column}, separators=(comma, ":"))
+    read = _read(text.encode())
+    assert np.array_equal(read["a]"][0][0]["b"], np.array(column * 2001, dtype=np.float64), equal_nan=True)
+    assert (read["c"], read["d"]) == (json.loads(text)["c"], column)
+
+
+@pytest.mark.parametrize("damage", [None, '"loss": [', "[", "null", "1.5"])
 def test_a_long_file_is_read_as_a_short_one_is(tmp_path, monkeypatch, damage):
     make_run(tmp_path, rows=2000, by_stage=False)
     path = tmp_path / "tiny_train_stats.json"
@@ -810,3 +822,17 @@ assert not {"matplotlib.pyplot", "torch"} & set(sys.modules)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(pictures(tmp_path / "out_gpt")) == 2
+
+
+def test_a_shorter_run_over_the_same_texts_has_the_same_tokens(tmp_path):
+    for model, rows in (("long", 80), ("short", 8)):
+        make_run(tmp_path, model, rows=rows, by_stage=False)
+
+    def lengthen(content, factor):
+        columns = content["columns"]
+        columns["bits_per_byte"] = [loss / factor / (2 if i < 2 else 2.3) for i, loss in enumerate(columns["loss"])]  # later texts have longer words
+
+    for factor, same in ((1, True), (1.1, False)):
+        edit(tmp_path / "long_validate_stats.json", lambda content: lengthen(content, 1))
+        edit(tmp_path / "short_validate_stats.json", lambda content, factor=factor: lengthen(content, factor))
+        assert same_tokens([curve for curve in read_folder(tmp_path)[0] if curve.kind == "validate"]) == same

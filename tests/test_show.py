@@ -130,7 +130,8 @@ def test_samples_are_shown_as_the_model_sees_them(folder, capsys):
 def test_what_is_given_inside_a_chat_is_shown_as_given(folder, capsys, monkeypatch):
     def cut(self, sample):
         tokens = np.array([*b"Q\n\nA", BYTES.end_id, *b"QQA", BYTES.end_id])
-        return [Piece(sample, tokens, 3, "AA", Cut.END, 0, True, np.array([1, 1, 0, 0, 1, 1], dtype=bool))]
+        return [Piece(sample, tokens, 3, "AA", Cut.END, 0, True, np.array([1, 1, 0, 0, 1, 1], dtype=bool),
+                      starts=np.array([0, 1, 1, 2, 3, 4, 4]), cuttable=np.ones(7, dtype=bool))]
 
     monkeypatch.setattr(Cutter, "cut", cut)
     piece = look_json(capsys, "--show-samples", 1)[0]["pieces"][0]

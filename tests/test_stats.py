@@ -1,4 +1,4 @@
-"""Statistics: histories of bounded size whose sums stay exact, totals, word accuracy, the files."""
+"""Statistics: histories of bounded size whose sums stay exact, totals, the files."""
 import json
 from collections import Counter
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.cadence import Every
-from lmplay.stats.accuracy import count_right, words
 from lmplay.stats.modelstats import MOST_SAVES, History, ModelStats, add_save, write_stats
 from lmplay.train.__main__ import main
 
@@ -224,23 +223,6 @@ def test_statistics_from_before_sources_were_told_apart_can_be_gone_on_with():
     assert old.sources["a.jsonl"]["tokens"] == 700
     assert len(old.train.sources["a.jsonl"]["loss_sum"]) == len(old.train) == len(old.train.rows["forced_cuts"])
     assert old.train.sources["a.jsonl"]["n_tokens"][:4] == [0] * 4
-
-
-@pytest.mark.parametrize(("truth", "predicted", "right", "all_words"), [
-    ("the cat sat.", "the cat sat.", 4, 4),
-    ("the cat sat.", "the dog sat.", 3, 4),
-    ("the cat sat.", "", 0, 4),
-    ("the cat", "a b c d e f g", 0, 2),
-    ("one two three", "two three", 2, 3),
-    ("日本語", "日木語", 2, 3),
-    ("", "x", 0, 0),
-])
-def test_word_accuracy(truth, predicted, right, all_words):
-    assert count_right(truth, predicted) == (right, all_words)
-
-
-def test_words_of_mixed_scripts():
-    assert words("Don't 我喜歡 naïve, 3.5!") == ["Don", "'", "t", "我", "喜", "歡", "naïve", ",", "3", ".", "5", "!"]
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 50), max_size=30))

@@ -27,8 +27,11 @@ class Listen(Callback):
     steps = 0
     def start(self, run):
         HEARD.append(("start", run.identity, run.step, self.steps, len(run.past["train"])))
+        HEARD.append(("past samples", run.past["samples"]))
     def train(self, figures):
         self.steps += 1
+    def samples(self, rows):
+        HEARD.append(("samples", rows))
     def event(self, kind, figures):
         HEARD.append((kind, figures["step"], figures["stage"]))
     def end(self, status, pictures):
@@ -51,7 +54,8 @@ class Unsafe(Callback):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for i in range(60)])
-    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "samples": 48}, "two": {"dataset": "rows.jsonl", "samples": 40}})
+    write_rows(tmp_path / "more.jsonl", [{"text": sentences(1, "dog")} for i in range(60)])
+    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "samples": 48}, "two": {"dataset": ["rows.jsonl", "more.jsonl"], "samples": 40}})
     (tmp_path / "watching.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LMP_DATASETS", raising=False)
@@ -99,6 +103,15 @@ def check(train_rows, validations, finals):
         assert [row for row in validations[name] if row[0] not in dict(finals["loss"])] == regular, name
     assert [value for _, value in finals["loss"]] == [columns("validate", stage)[1]["final"]["loss"] for stage in ("one", "two")]
     assert [value for _, value in finals["samples"]] == ends
+    for kind, found in (("train", train_rows), ("validate", validations)):
+        expected, content = columns(kind, "two")
+        assert list(content["sources"]) == ["rows.jsonl", "more.jsonl"]
+        for name, source in content["sources"].items():
+            rows = zip(expected["step"], source["columns"]["loss"], expected["samples"], strict=True)
+            told = [row for row in found[f"source/{name}/loss"] if kind == "train" or row[0] not in dict(finals["loss"])]
+            assert told == [(step, loss) for step, loss, samples in rows if loss is not None and (kind == "train" or samples not in ends)]
+            assert told
+    assert [step for step, _ in finals["source/more.jsonl/loss"]] == [finals["loss"][1][0]]
     steps = [step for step, _ in validations["loss"]]
     assert steps == sorted(set(steps))
     assert finals["samples"][0][0] in steps  # both validations of this step are there, each by itself
@@ -246,12 +259,15 @@ def test_prompts_are_gone_on_with_at_each_validation_and_no_bit_is_changed(folde
     assert differences(plain, load(folder / "out" / f"{NAME}.lmp")) == []
     assert (folder / "out" / f"{NAME}.old-1" / f"{NAME}_samples.jsonl").exists()
 
-    train("--reset-history", *more, "--max-steps", 6, code=75)
+    train("--reset-history", *more, "--callback", "watching:Listen", "--max-steps", 6, code=75)
     cut_off = '{"step": 6, "samp'
     with open(f"out/{NAME}_samples.jsonl", "a", encoding="utf-8") as file:  # as after a kill
         file.write(json.dumps({**whole[0], "step": 7}) + "\n" + cut_off)
-    train(*more)
+    train(*more, "--callback", "watching:Listen")
     assert samples() == whole
+    heard = sys.modules["watching"].HEARD
+    assert [row for kind, *told in heard if kind == "samples" for row in told[0]] == whole
+    assert [told[0] for kind, *told in heard if kind == "past samples"] == [[], [row for row in whole if row["step"] <= 6]]
 
 
 def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(folder, capsys):

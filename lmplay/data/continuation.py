@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,8 @@ class Piece:
 
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
-    sample's pieces from 0, `last` marks the final one.
+    sample's pieces from 0, `last` marks the final one. `starts` and `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end
+    token after the last part.
     """
 
     sample: Sample
@@ -46,6 +47,16 @@ class Piece:
     number: int
     last: bool
     learned: np.ndarray | None = None
+    starts: np.ndarray = field(kw_only=True)
+    cuttable: np.ndarray = field(kw_only=True)
+
+    @property
+    def borders(self) -> np.ndarray:
+        """The places in `truth`, in half characters, before each of its tokens and after the last; odd inside a character, of which both have a part."""
+        import numpy as np
+
+        borders = 2 * (self.starts - self.starts[0]) - ~self.cuttable
+        return borders if self.learned is None else np.append(0, np.diff(borders)[self.learned[:len(borders) - 1]].cumsum())
 
     @property
     def n_truth(self) -> int:
@@ -101,18 +112,21 @@ class Cutter:
         import numpy as np
 
         head = np.concatenate([self._encode(part).ids for part in given]) if given else self._end[:0]
-        text, encoded, learned = self._join(truth)
+        text, encoded, learned, whole = self._join(truth)
         prompt = head[-(self.context_len // 2):] if len(head) else self._end
         pieces: list[Piece] = []
         begin, n = 0, len(encoded.ids)
         while begin < n:
             to, cut = self._end_of_piece(text, encoded, begin, self.context_len - len(prompt) - 1)
             tokens = np.concatenate([prompt, encoded.ids[begin:to], self._end] if to == n else [prompt, encoded.ids[begin:to]])
+            starts, cuttable = encoded.starts[begin:to + 1], whole[begin:to + 1]
             if learned is None:
-                pieces.append(Piece(sample, tokens, len(prompt), text[encoded.starts[begin]:encoded.starts[to]], cut, len(pieces), to == n))
+                pieces.append(Piece(sample, tokens, len(prompt), text[encoded.starts[begin]:encoded.starts[to]], cut, len(pieces), to == n,
+                                    starts=starts, cuttable=cuttable))
             elif learned[begin:to].any():
                 flags = learned[begin:to + 1] if to == n else learned[begin:to]
-                pieces.append(Piece(sample, tokens, len(prompt), _learned_text(text, encoded, learned, begin, to), cut, len(pieces), to == n, flags))
+                pieces.append(Piece(sample, tokens, len(prompt), _learned_text(text, encoded, learned, begin, to), cut, len(pieces), to == n, flags,
+                                    starts=starts, cuttable=cuttable))
             prompt = np.concatenate([head[-(self.context_len // _TITLE_SHARE):], self._dots,
                                      encoded.ids[self._tail_start(text, encoded, begin, to):to]])
             begin = to
@@ -130,26 +144,30 @@ class Cutter:
             return self._encode_markup(part.text)
         return self._tokenizer.encode(part.text) if part.learned else self._encode_given(part.text)
 
-    def _join(self, parts: Sequence[Part]) -> tuple[str, Encoded, np.ndarray | None]:
+    def _join(self, parts: Sequence[Part]) -> tuple[str, Encoded, np.ndarray | None, np.ndarray]:
         """Encode parts one by one, and put them together.
 
         :param parts: at least one.
-        :return: their text, its tokens, and which tokens are learned (the end token after the last as that one), or None where all are.
+        :return: their text, its tokens, which tokens are learned (the end token after the last as that one), or None where all are, and which borders
+            divide no character: `cuttable` is also False where an answer must not be divided from its end.
         """
         import numpy as np
 
         if len(parts) == 1 and parts[0].learned:
-            return parts[0].text, self._encode(parts[0]), None
+            only = self._encode(parts[0])
+            return parts[0].text, only, None, only.cuttable
         encoded = [self._encode(part) for part in parts]
         begins = np.cumsum([0, *(len(part.text) for part in parts)])
         firsts = np.cumsum([0, *(len(one.ids) for one in encoded)])
         starts = np.concatenate([[0], *(one.starts[1:] + begin for one, begin in zip(encoded, begins[:-1], strict=True))])
         cuttable = np.concatenate([[True], *(one.cuttable[1:] for one in encoded)])
         starts[-1] = begins[-1]
+        whole = cuttable.copy()
         cuttable[[first for part, first in zip(parts, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
         cuttable[-1] = True
         learned = np.repeat([part.learned for part in parts], [len(one.ids) for one in encoded])
-        return "".join(part.text for part in parts), Encoded(np.concatenate([one.ids for one in encoded]), starts, cuttable), np.append(learned, learned[-1:])
+        ids = np.concatenate([one.ids for one in encoded])
+        return "".join(part.text for part in parts), Encoded(ids, starts, cuttable), np.append(learned, learned[-1:]), whole
 
     def _end_of_piece(self, text: str, encoded: Encoded, begin: int, room: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import UserError
+from ..stats.words import counted
 from .mixing import Mix
 from .samples import Reading, Sample, Skipped
 from .sources import BadRow, Row, Source
@@ -136,7 +137,7 @@ def describe_skipped(skipped: Counter[str]) -> str:
     :return: for example "3 rows skipped: 2 null, 1 empty".
     """
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
-    return f"{sum(skipped.values()):,} rows skipped: {reasons}" if skipped else "no rows skipped"
+    return f"{counted(sum(skipped.values()), 'row')} skipped: {reasons}" if skipped else "no rows skipped"
 
 
 def describe_losses(state: dict[str, Any]) -> list[str]:
@@ -149,7 +150,8 @@ def describe_losses(state: dict[str, Any]) -> list[str]:
     for reason, count in sorted(state["skipped"].items()):
         places = state["places"].get(reason, [])
         where = f" ({'; '.join(places)}{'; …' if count > len(places) else ''})" if places else ""
-        lines.append(f"{count:,} rows skipped: {reason}{where}")
+        lines.append(f"{counted(count, 'row')} skipped: {reason}{where}")
     if state["replaced"]:
-        lines.append(f"{state['replaced']['rows']:,} rows with bytes that are not UTF-8 ({state['replaced']['characters']:,} characters replaced)")
+        rows, characters = (counted(state["replaced"][f"{name}s"], name) for name in ("row", "character"))
+        lines.append(f"{rows} with bytes that are not UTF-8 ({characters} replaced)")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -64,25 +65,28 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
                     result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
                 sums["loss_sum"] += float(result.loss_sum)
                 sums["n_tokens"] += result.count
-                losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu()
+                losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()
                 for number, where in there.rows:
                     piece = pieces[number]
-                    predicted = tokenizer.decode(predictions[where].tolist())
-                    add_words(sums, piece, predicted)
+                    add_words(sums, piece, predictions[where])
                     sums["n_bytes"] += len(piece.truth.encode("utf-8", "surrogatepass"))
                     if names:
                         _add_loss(by_source, names[piece.sample.source], float(losses[where].sum()), where.stop - where.start)
                     if number == 0:
-                        example = Example(tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, predicted)
+                        example = Example(tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, tokenizer.decode(predictions[where].tolist()))
     finally:  # memory may have run out
         raw.train(was_training)
     # The first piece's example is missing, or some tokens are, when the loop was left early.
     return Judgement(sums, by_source, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
 
 
-def add_words(sums: dict[str, float], piece: Piece, predicted: str) -> None:
-    """Add a piece's words to sums."""
-    right, all_words = count_right(piece.truth, predicted)
+def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> None:
+    """Add a piece's words to sums.
+
+    :param predicted: the token ids at the places of those to be learned.
+    """
+    truth = piece.tokens[piece.n_prompt:]
+    right, all_words = count_right(piece.truth, piece.borders, predicted == (truth if piece.learned is None else truth[piece.learned]))
     sums["words_right"] = sums.get("words_right", 0.0) + right
     sums["words"] = sums.get("words", 0.0) + all_words
 

@@ -17,6 +17,7 @@ import torch
 
 from ..errors import UserError
 from ..files import check_room, link_atomic, remove_leftovers
+from ..stats.words import counted
 from .checkpoint import Damaged, load, stage_file, write
 
 
@@ -93,8 +94,8 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
     link_atomic(found.path, path)
     samples = found.content["runner"]["state"]["stats"]["total_train_samples"]
     before = _samples_in_statistics(path, out_dir)
-    lost = "how many samples are lost is not known" if before is None else f"at most {max(before - samples, 0):,} samples are lost"
-    say(f"WARNING: going on from {found.path.name}, the newest state that is whole, at {samples:,} samples; {lost}, and trained on again. "
+    lost = "how many samples are lost is not known" if before is None else f"at most {counted(max(before - samples, 0), 'sample')} lost"
+    say(f"WARNING: going on from {found.path.name}, the newest state that is whole, at {samples:,} samples; {lost}, trained on again. "
         "--reset-history would start anew.")
 
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from ..stats.modelstats import TRAIN_COLUMNS, VALIDATE_COLUMNS, History, ModelStats, derive
+from ..stats.modelstats import TRAIN_COLUMNS, VALIDATE_COLUMNS, History, ModelStats, derive, source_losses
 from ..track.callback import Callbacks, RunInfo
 
 _TRAIN = (*TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
@@ -19,6 +20,7 @@ _VALIDATE = (*VALIDATE_COLUMNS, "seconds")
 _DRAWING_SECONDS = 120.0
 
 Figures = dict[str, Any]
+_NO_SOURCES: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 class Listeners:
@@ -42,7 +44,8 @@ class Listeners:
         """Whether the plots are to be drawn at the end."""
         return any(member.wants_pictures for member in self._callbacks.members.values())
 
-    def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats) -> None:
+    def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats, by_stage: Sequence[ModelStats],
+              samples: list[Figures]) -> None:
         """Say that a run begins or goes on, and what it has done so far.
 
         :param name: the model file's, without its suffix.
@@ -50,28 +53,34 @@ class Listeners:
         :param settings: resolved.
         :param plan: what it follows.
         :param stats: of the whole run.
+        :param by_stage: of its stages, which tell sources apart.
+        :param samples: what has been written (see :meth:`samples`).
         """
         if not self._callbacks.members:
             return
         finals = list(self._apart["final_validation"])  # a copy: callbacks may read it in a thread of their own
         ends = {figures["step"] for figures in finals}
-        regular = [row for row in _rows(stats.validate, _VALIDATE) if row["step"] not in ends] + self._apart["validation"]
-        past = {"train": _rows(stats.train, _TRAIN), "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals}
+        validations = _past(stats.validate, [part.validate for part in by_stage], _VALIDATE)
+        regular = [row for row in validations if row["step"] not in ends] + self._apart["validation"]
+        past = {"train": _past(stats.train, [part.train for part in by_stage], _TRAIN),
+                "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals, "samples": samples}
         self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
 
-    def train(self, place: Mapping[str, float], sums: Mapping[str, float]) -> None:
+    def train(self, place: Mapping[str, float], sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
         """Say that a step has been done.
 
         :param place: where the run was after it (see :class:`lmplay.stats.modelstats.ModelStats`).
         :param sums: what happened in it.
+        :param sources: loss sum and tokens of each source, where they are told apart.
         """
         if self._callbacks.members:
             self._tell_later()
-            self._callbacks.train(_row(place, sums, _TRAIN))
+            self._callbacks.train(_row(place, sums, sources, _TRAIN))
 
-    def validation(self, place: Mapping[str, float], sums: Mapping[str, float], final: bool) -> None:
+    def validation(self, place: Mapping[str, float], sums: Mapping[str, float], final: bool,
+                   sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
         """Say that a validation has been done; see :meth:`train`."""
-        figures = _row(place, sums, _VALIDATE)
+        figures = _row(place, sums, sources, _VALIDATE)
         if not final:
             self._newest = figures
         else:
@@ -80,6 +89,11 @@ class Listeners:
                 self._apart["validation"].append(self._newest)
         self._tell_later()
         self._callbacks.validation(figures, final)
+
+    def samples(self, rows: list[Figures]) -> None:
+        """Say what the model has written; see :class:`lmplay.track.callback.Callback`."""
+        self._tell_later()
+        self._callbacks.samples(rows)
 
     def event(self, kind: str, place: Mapping[str, Any]) -> None:
         """Say that something else has happened; see :class:`lmplay.track.callback.Callback`."""
@@ -147,8 +161,24 @@ def _rows(history: History, names: Sequence[str]) -> list[Figures]:
     return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 
-def _row(place: Mapping[str, float], sums: Mapping[str, float], names: Sequence[str]) -> Figures:
-    """Give a step or validation as a row of the statistics files."""
+def _past(history: History, by_stage: Sequence[History], names: Sequence[str]) -> list[Figures]:
+    """Give the rows of a history with the losses of the sources; where these were thinned otherwise, in rows that have nothing else."""
+    rows = {row["step"]: row for row in _rows(history, names)}
+    for part in by_stage:
+        for source in part.sources:
+            for step, loss in zip(part.rows["step"], source_losses(part, source), strict=True):
+                if loss is not None:
+                    rows.setdefault(step, {**dict.fromkeys(names), "step": step})[_loss_of(source)] = loss
+    return [rows[step] for step in sorted(rows)]
+
+
+def _row(place: Mapping[str, float], sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]], names: Sequence[str]) -> Figures:
+    """Give a step or validation as a row of the statistics files, with the losses of the sources."""
     history = History()
-    history.add(**place, **sums)
-    return _rows(history, names)[0]
+    history.add(sources, **place, **sums)
+    return _rows(history, names)[0] | {_loss_of(source): source_losses(history, source)[0] for source in history.sources}
+
+
+def _loss_of(source: str) -> str:
+    """Name the figure."""
+    return f"source/{source}/loss"

@@ -63,24 +63,27 @@ class Prompted:
     _newest: float = -1  # the step of the newest lines
     _told: bool = False
 
-    def begin(self, step: float) -> None:
+    def begin(self, step: float) -> list[dict[str, Any]]:
         """Cut the file back.
 
         :param step: that of the checkpoint; 0 = a new run.
+        :return: what is left in it.
         """
         if not self.path.exists():
-            return
-        kept = []
+            return []
+        kept, rows = [], []
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, KeyError, TypeError):  # a line that a kill has cut off
-                at = json.loads(line)["step"]
-                if step and at <= step:
+                row = json.loads(line)
+                if step and row["step"] <= step:
                     kept.append(line)
-                    self._newest = at
+                    rows.append(row)
+                    self._newest = row["step"]
         try:
             write_text(self.path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
             self._warn(error)
+        return rows
 
     def write(self, model: nn.Module, tokenizer: Tokenizer, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
         """Go on with the prompts.
@@ -116,15 +119,16 @@ class Prompted:
             model.train(was_training)
         return [tokenizer.decode(text) for text in new]
 
-    def keep(self, texts: list[str], place: dict[str, float], stage: str) -> None:
+    def keep(self, texts: list[str], place: dict[str, float], stage: str) -> list[dict[str, Any]]:
         """Append what has been written; a file that cannot be written is told of, once.
 
         :param texts: as :meth:`write` gave them.
         :param place: step and samples of the run.
         :param stage: the stage at work.
+        :return: the lines.
         """
         if not texts:
-            return
+            return []
         self._newest = place["step"]
         rows: list[dict[str, Any]] = [{"step": place["step"], "samples": place["samples"], "stage": stage, "prompt": prompt, "text": text}
                                       for prompt, text in zip(self.prompts, texts, strict=True)]
@@ -133,6 +137,7 @@ class Prompted:
                 file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._warn(error)
+        return rows
 
     def _warn(self, error: OSError | MemoryError) -> None:
         """Tell what is wrong, once."""

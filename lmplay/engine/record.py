@@ -111,14 +111,14 @@ class Recorder:
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
         for number, ids in step.predictions.items():
-            add_words(sums, pieces[number], self._run.model.tokenizer.decode(ids.tolist()))
+            add_words(sums, pieces[number], ids.numpy())
         figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth)}
         if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
         sources = self._work.by_source.name(step.batch, source_sums)
         run_stats.add_train(step.place, figures)
         stage_stats.add_train(step.place, figures, sources)
-        self._run.runner.listeners.train(step.place, figures)
+        self._run.runner.listeners.train(step.place, figures, sources)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 

@@ -15,6 +15,7 @@ from .. import __version__
 from ..data.stream import describe_losses
 from ..errors import tell
 from ..optim.optimizers import STATE_COPIES
+from ..stats.words import counted
 from .checkpoint import versions
 from .hints import hints
 from .memory import bytes_in_words, memory_there
@@ -167,16 +168,16 @@ class Report:
 
         self._close_bar()
         totals = work.stats.totals
-        skipped = f"; {totals['no_tokens']:,} samples without a token" if totals["no_tokens"] else ""
+        skipped = f"; {counted(totals['no_tokens'], 'sample')} without a token" if totals["no_tokens"] else ""
         if totals["skipped_batches"]:
-            skipped += f"; {totals['skipped_batches']:,} batches passed over, whose loss or gradient was not finite"
+            skipped += f"; {counted(totals['skipped_batches'], 'batch', 'batches')} passed over, whose loss or gradient was not finite"
         stopped = (f"; ended early: no better validation for {work.state.stale}; the best state, loss {work.state.lowest_loss:.3f} at "
                    f"{work.state.lowest_samples:,} samples, is {best_file(run.path, work.stage.name)}, and the next stage goes on from the last"
                    if work.ended_early else "")
-        lines = [f"== stage {work.stage.name} done: {totals['total_train_samples']:,} samples, {totals['total_train_tokens']:,} tokens, "
-                 f"{totals['total_train_steps']:,} steps, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
-                 f"{totals['continuations']:,} continuations, "
-                 f"{totals['forced_cuts']:,} pieces cut inside a sentence, {totals['broken_samples']:,} batch ends inside a sample{skipped}{stopped}"]
+        lines = [f"== stage {work.stage.name} done: {counted(totals['total_train_samples'], 'sample')}, {counted(totals['total_train_tokens'], 'token')}, "
+                 f"{counted(totals['total_train_steps'], 'step')}, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
+                 f"{counted(totals['continuations'], 'continuation')}, {counted(totals['forced_cuts'], 'piece')} cut inside a sentence, "
+                 f"{counted(totals['broken_samples'], 'batch end')} inside a sample{skipped}{stopped}"]
         if sources := work.stats.describe_sources():
             lines.append("   " + "; ".join(_describe_source(name, said) for name, said in sources.items()))
         lost = describe_losses(work.reached)
@@ -208,8 +209,8 @@ class Report:
         samples, steps = (totals[name] - run.began_at[name] for name in ("total_train_samples", "total_train_steps"))
         saved, command = run.path.exists(), self._command + self._undo(run.settings)
         lines = [f"\nstopped ({run.interrupt.reason}) in stage {number + 1}/{len(run.curriculum.states)}, {run.curriculum.states[number].name}, at "
-                 f"{run.runner.samples:,} samples, {samples:,} of them in {steps:,} steps of this run", *_best(run), *_peak(run), *_compiled(run),
-                 *self._places(run),
+                 f"{counted(run.runner.samples, 'sample')}, {samples:,} of them in {counted(steps, 'step')} of this run", *_best(run), *_peak(run),
+                 *_compiled(run), *self._places(run),
                  f"the state is saved in {run.path}. To go on:" if saved else "nothing to save yet. To start again:", f"  {command}"]
         self._voice.say("\n".join(lines), "stopped", always=True, reason=run.interrupt.reason, stage=run.curriculum.states[number].name,
                         samples=run.runner.samples, samples_of_this_run=samples, steps_of_this_run=steps, best=run.runner.stats.best, saved=saved,
@@ -238,7 +239,8 @@ class Report:
     def done(self, run: Run, weights: Path | None) -> None:
         """Say how a finished run ended."""
         stats = run.runner.stats
-        lines = [f"\nplan complete: {run.runner.samples:,} samples, {stats.totals['total_train_tokens']:,} tokens in {run.runner.seconds:,.0f} s of training"]
+        lines = [f"\nplan complete: {counted(run.runner.samples, 'sample')}, {counted(stats.totals['total_train_tokens'], 'token')} in "
+                 f"{run.runner.seconds:,.0f} s of training"]
         if stats.final is not None:
             floor = f", {stats.final['loss'] / stats.final['floor'] - 1:+.1%} from its floor {stats.final['floor']:.3f}" if "floor" in stats.final else ""
             lines.append(f"final validation loss {stats.final['loss']:.3f} nats per token{floor}")
@@ -249,7 +251,8 @@ class Report:
 
     def already_done(self, path: Path, plan: Plan) -> None:
         """Say that there is nothing to do."""
-        self._voice.say(f"the plan is complete: {path} has done all of its {len(plan.stages)} stages. Add a stage to go on, or --reset-history to start anew.",
+        self._voice.say(f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or "
+                        "--reset-history to start anew.",
                         "already done", always=True, model=str(path), stages=len(plan.stages))
 
     def _places(self, run: Run) -> list[str]:
@@ -289,7 +292,7 @@ def _compiled(run: Run) -> list[str]:
 
     if not isinstance(run.wrapped, Compiled):
         return []
-    return [f"compiled    {run.wrapped.graphs} graphs, {run.wrapped.made_again or 'none'} of them again"]
+    return [f"compiled    {counted(run.wrapped.graphs, 'graph')}, {run.wrapped.made_again or 'none'} of them again"]
 
 
 def _needed(run: Run) -> int:

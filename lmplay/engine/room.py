@@ -174,7 +174,7 @@ def _seconds(run: Run, mini_batch: MiniBatch, alone: bool) -> float:
 def _full(run: Run, stage: StageSettings, count: int, joined: bool) -> MiniBatch:
     """Make a mini-batch of as many pieces of random tokens that fill the context, drawn beside the random numbers of the run."""
     tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, stage.context_len))
-    pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True) for row in tokens]
+    pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
     [mini_batch] = collate(pieces, count, run.runner.runtime.length_multiple, stage.context_len, 0, joined)
     return mini_batch
 

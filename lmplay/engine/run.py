@@ -374,7 +374,7 @@ def _prepare_folders(run: Run, found: Found | None) -> None:
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}
     write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
-    run.prompted.begin(run.runner.stats.totals["total_train_steps"])
-    run.runner.listeners.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.runner.stats)
+    samples = run.prompted.begin(run.runner.stats.totals["total_train_steps"])
+    run.runner.listeners.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.runner.stats, list(run.runner.step_stats.values()), samples)
     if found is not None:
         run.runner.listeners.event("resumed", run.runner.place())

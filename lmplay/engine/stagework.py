@@ -256,7 +256,8 @@ class StageWork:
         judged = self._until_stopped(lambda: self._fit_memory(attempt, self.cutter.context_len)) if written is not None else None
         if judged is None or written is None:
             return False
-        run.prompted.keep(written, place, self.stage.name)
+        if rows := run.prompted.keep(written, place, self.stage.name):
+            run.runner.listeners.samples(rows)
         sums = judged.sums
         loss = sums["loss_sum"] / sums["n_tokens"]
         if not math.isfinite(loss):
@@ -264,7 +265,7 @@ class StageWork:
         run.runner.stats.add_validation(self.place(), sums, final)
         self.stats.add_validation(self.place(), sums, final, judged.by_source)
         run.report.validation(sums, judged.example, final)
-        run.runner.listeners.validation(self.place(), sums, final)
+        run.runner.listeners.validation(self.place(), sums, final, judged.by_source)
         if final:
             return True
         if self.state.lowest_loss is None or loss < self.state.lowest_loss:
@@ -306,8 +307,9 @@ class StageWork:
                 size = run.settings.first_mini_batch
                 smallest = room <= longest if room else size == 1
                 if smallest or not self._measured:
+                    context_len = self.cutter.context_len
                     told = f"{room:,} tokens" if run.settings.mini_batch_tokens else \
-                        f"one piece of up to {self.cutter.context_len} tokens" if smallest else f"{size} pieces of up to {self.cutter.context_len} tokens"
+                        f"one piece of up to {min(longest + 1, context_len)} tokens" if smallest else f"{size} pieces of up to {context_len} tokens"
                     raise TrainingError(_no_memory(told, smallest)) from error
             # here the error is gone, and with it what its frames held
             halve_room(run)

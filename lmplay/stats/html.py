@@ -29,7 +29,7 @@ _CHARTS = (("Validation loss (nats per token)", "validate", "loss", True), ("Tra
            ("Validation, bits per byte", "validate", "bits_per_byte", True), ("Word accuracy, validation", "validate", "accuracy", False),
            ("Word accuracy, training", "train", "accuracy", False), ("Learning rate", "train", "lr", False), ("Gradient norm", "train", "grad_norm", True),
            ("Tokens per second", "train", "tokens_per_second", False), ("Share of time waiting for data", "train", "data_wait_share", False),
-           ("Share of padding", "train", "padding_share", False))
+           ("Share of padding", "train", "padding_share", False), ("Pieces cut inside a sentence", "train", "forced_cuts", False))
 _MOST_SOURCES = 10  # drawn of a stage, those with most tokens
 _MOST_MARKS = 60  # of a kind and a run; more would be a band
 

@@ -219,7 +219,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
         columns = derive(history)
         sources: dict[str, dict[str, Any]] = {f"{part}/{name}": said for part, inner in by_stage.items() for name, said in inner.describe_sources().items()}
         for name, said in stats.describe_sources().items():
-            sources[name] = {**said, "columns": {"loss": _source_losses(history, name)}}
+            sources[name] = {**said, "columns": {"loss": source_losses(history, name)}}
         write_text(folder / f"{prefix}_{kind}_stats.json", json.dumps({
             "format": FORMAT, "kind": kind, "model": model, "experiment": experiment, "stage": stage,
             "totals": dict(stats.totals), "best": stats.best, "final": stats.final,
@@ -240,7 +240,7 @@ def _add_pairs(values: Sequence[float]) -> list[float]:
     return [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
 
 
-def _source_losses(history: History, source: str) -> list[float | None]:
+def source_losses(history: History, source: str) -> list[float | None]:
     """Make the column of a source's losses, beside the columns of the history; None in rows where it had no part."""
     if source not in history.sources:
         return [None] * len(history)

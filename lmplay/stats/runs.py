@@ -213,7 +213,10 @@ def _merge_equal(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 def _smooth_part(values: Floats, window: int) -> Floats:
     """Centred mean within one part (see :func:`smooth`)."""
-    known = np.isfinite(values)
+    known, rows, half = np.isfinite(values), len(values), window // 2
+    if known.all():
+        ends = np.arange(half + 1.0, half + 1.0 + rows)
+        return _window_sums(values, window) / (np.minimum(ends, rows) - np.maximum(ends - window, 0.0))
     counts = _window_sums(known.astype(np.float64), window)
     sums = _window_sums(np.where(known, values, 0.0), window)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
@@ -229,9 +232,9 @@ def _window_sums(values: Floats, window: int) -> Floats:
     padded[half : half + rows] = values
     blocks = padded.reshape(-1, window)
     heads = np.cumsum(blocks, axis=1).ravel()
-    tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
-    first = np.arange(rows)
-    return heads[first + window - 1] + np.where(first % window == 0, 0.0, tails[first])
+    tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].copy()
+    tails[:, 0] = 0.0  # a window that begins with a block ends with it
+    return heads[window - 1 : window - 1 + rows] + tails.ravel()[:rows]
 
 
 def _curve_of(path: Path, content: Any) -> Curve:
@@ -270,7 +273,7 @@ def _columns_of(lists: dict[str, Any], more: dict[str, Any]) -> dict[str, Floats
     rows = len(lists["samples"])
     needed = ("samples", "tokens", "seconds", "loss")
     columns = {name: np.array(lists[name], dtype=np.float64) for name in needed}
-    columns |= {name: np.array(lists.get(name, [None] * rows), dtype=np.float64) for name in OPTIONAL_COLUMNS}
+    columns |= {name: np.array(lists[name], dtype=np.float64) if name in lists else np.full(rows, np.nan) for name in OPTIONAL_COLUMNS}
     columns |= {name: np.array(values, dtype=np.float64) for name, values in more.items()}
     for name, values in columns.items():
         if values.shape != (rows,):

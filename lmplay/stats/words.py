@@ -16,6 +16,17 @@ def compact(value: float) -> str:
     return f"{value:.4g}"
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """Write a number of things.
+
+    :param count: how many.
+    :param one: what one of them is called.
+    :param many: what several are called; None = with an s.
+    :return: ``1 row``, ``2,000 rows``, ``0 batches``.
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def plain(text: str) -> str:
     """Keep matplotlib from reading a name as a formula, or from hiding it in a legend for its leading underscore."""
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")

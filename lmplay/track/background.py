@@ -45,6 +45,10 @@ class Background(Callback):
         """See :class:`Callback`."""
         self._pass(lambda: self._tracker.validation(figures, final))
 
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """See :class:`Callback`."""
+        self._pass(lambda: self._tracker.samples(rows))
+
     def event(self, kind: str, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
         self._pass(lambda: self._tracker.event(kind, figures))

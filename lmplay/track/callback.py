@@ -14,8 +14,8 @@ class RunInfo:
     """What a run is: `name` is the model file's, `identity` stays the same over all its resumes, `folder` has its statistics.
 
     `step` is the optimizer step at which it starts or goes on; what was heard of later ones before will come again. `past` has the figures of all steps
-    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"): who has lost some (a kill leaves
-    no time to finish) or was not there from the beginning finds them here.
+    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and "samples" all that was written: who
+    has lost some (a kill leaves no time to finish) or was not there from the beginning finds them here.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Callback:
     """Subclass it, and name the class with ``--callback module:Class``; every method may be left out.
 
     Figures are those of the statistics files: `step`, `samples`, `tokens`, `loss` (nats per token), `accuracy` (of words), `lr`, `grad_norm`, and so on; None
-    where nothing was measured.
+    where nothing was measured. Where a stage has several sources, those that had a part have their own: `source/NAME/loss`.
     """
 
     # Whether :meth:`end` is to be given the plots; drawing them takes a few seconds.
@@ -45,6 +45,9 @@ class Callback:
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """A validation has been done; `final` is the longer one at the end of a stage."""
+
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """The model has gone on with the prompts of `--sample-prompts`: `step`, `samples`, `stage`, `prompt`, `text` of each; comes before the validation."""
 
     def event(self, kind: str, figures: dict[str, Any]) -> None:
         """Something else has happened: kind is "stage", "stage done", "saved", "resumed" or "skipped batch".
@@ -61,6 +64,14 @@ class Callback:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Become what `state` says."""
+
+
+def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """Write what :meth:`Callback.samples` says as a text for each step: a line begins with the prompt, and goes on with what was written."""
+    texts: dict[int, list[str]] = {}
+    for row in rows:
+        texts.setdefault(int(row["step"]), []).append(f"{row['prompt']} ▸ {row['text']}\n")
+    return {step: "\n".join(parts) for step, parts in texts.items()}
 
 
 class Callbacks(Callback):
@@ -86,6 +97,10 @@ class Callbacks(Callback):
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
         self._tell("validation", figures, final)
+
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """See :class:`Callback`."""
+        self._tell("samples", rows)
 
     def event(self, kind: str, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,48 +16,82 @@ class CsvTracker(Callback):
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
-        self._paths = {kind: run.folder / f"{run.name}_{kind}.csv" for kind in ("train", "validate")}
-        self._files: dict[str, tuple[IO[str], csv.DictWriter[str]]] = {}
-        newest = {kind: _cut_back(path, run.step) for kind, path in self._paths.items()}
+        self._tables = {kind: _Table(run.folder / f"{run.name}_{kind}.csv", run.step) for kind in ("train", "validate")}
+        newest = {kind: table.newest for kind, table in self._tables.items()}
         past = [("train", row) for row in run.past.get("train", [])]
         past += [("validate", {**row, "final": int(kind != "validation")}) for kind in ("validation", "final_validation") for row in run.past.get(kind, [])]
         for kind, row in sorted(past, key=lambda entry: (entry[1]["step"], entry[1].get("final", 0))):
             if row["step"] > newest[kind]:
-                self._write(kind, row)
+                self._tables[kind].add(row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
-        self._write("train", figures)
+        self._tables["train"].add(figures)
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
-        self._write("validate", {**figures, "final": int(final)})
+        self._tables["validate"].add({**figures, "final": int(final)})
 
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
-        for file, _ in self._files.values():
-            file.close()
-
-    def _write(self, kind: str, figures: dict[str, Any]) -> None:
-        """Append a row; the file is opened, and its header written, with the first."""
-        if kind not in self._files:
-            begun = self._paths[kind].exists() and self._paths[kind].stat().st_size > 0
-            file = open(self._paths[kind], "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115 (stays open)
-            self._files[kind] = file, csv.DictWriter(file, list(figures), extrasaction="ignore")
-            if not begun:
-                self._files[kind][1].writeheader()
-        self._files[kind][1].writerow(figures)
+        for table in self._tables.values():
+            table.close()
 
 
-def _cut_back(path: Path, step: int) -> int:
-    """Leave the rows up to a step, and give the step of the last one; all of them go when the run starts anew."""
-    if not step:
-        path.unlink(missing_ok=True)
-    if not path.exists():
-        return -1
-    with open(path, encoding="utf-8", newline="") as file:
-        header, *lines = file.read().splitlines(keepends=True) or [""]
-    place = header.strip().split(",").index("step")
-    kept = [line for line in lines if line.endswith("\n") and int(float(line.split(",")[place])) <= step]
-    write_text(path, header + "".join(kept))
-    return int(float(kept[-1].split(",")[place])) if kept else -1
+class _Table:
+    """A file of rows; one that lacks a column is written anew with it, on the right, empty in the rows before."""
+
+    def __init__(self, path: Path, step: int):
+        """Leave the rows up to a step.
+
+        :param path: the file; all of it goes when the run starts anew.
+        :param step: of the checkpoint, 0 = a new run.
+        """
+        self._path = path
+        self._file: IO[str] | None = None
+        self._columns: list[str] = []
+        self.newest = -1  # the step of the last row
+        if not step:
+            path.unlink(missing_ok=True)
+        if path.exists():
+            self._columns, rows = self._read()
+            place = self._columns.index("step") if self._columns else 0
+            rows = [row for row in rows if int(float(row[place])) <= step]
+            self._rewrite(rows)
+            self.newest = int(float(rows[-1][place])) if rows else -1
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row."""
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self.close()
+            rows = self._read()[1] if self._columns else []
+            self._columns += new
+            self._rewrite(rows)
+        if self._file is None:
+            self._file = open(self._path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115 (stays open)
+        self._file.write(_lines([[row.get(name) for name in self._columns]]))
+
+    def close(self) -> None:
+        """Close the file until the next row."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """Read columns and rows, less a last line that a kill has cut off."""
+        with open(self._path, encoding="utf-8", newline="") as file:
+            text = file.read()
+        columns, *rows = [*csv.reader(io.StringIO(text[:text.rfind("\n") + 1], newline=""))] or [[]]
+        return columns, rows
+
+    def _rewrite(self, rows: Iterable[list[str]]) -> None:
+        """Write columns and rows, which may lack the last columns."""
+        write_text(self._path, _lines([self._columns, *(row + [""] * (len(self._columns) - len(row)) for row in rows)] if self._columns else []))
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> str:
+    """Write rows as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue()

@@ -3,16 +3,19 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
+import re
 import time
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo
+from .callback import Callback, RunInfo, samples_by_step
 
 # Metrics are sent in groups: each group is a transaction.
 _SECONDS = 5.0
 _MOST = 900  # metrics of a request, by MLflow's own limit of 1000
 _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
+_LONGEST_KEY = 250  # characters of a metric's name, by MLflow's own limit
 
 
 class MlflowTracker(Callback):
@@ -42,9 +45,11 @@ class MlflowTracker(Callback):
         self._sent: dict[str, int] = {}
         self._waiting: list[Any] = []
         self._last = time.monotonic()
-        for kind, rows in run.past.items():
-            for row in rows:
+        for kind in ("train", "validation", "final_validation"):
+            for row in run.past.get(kind, []):
                 self._log(kind, row)
+        there = {artifact.path for artifact in self._client.list_artifacts(self._run, "samples")} if run.past.get("samples") else set()
+        self.samples([row for row in run.past.get("samples", []) if _file(row["step"]) not in there])
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
@@ -53,6 +58,11 @@ class MlflowTracker(Callback):
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
         self._log("final_validation" if final else "validation", figures)
+
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """See :class:`Callback`."""
+        for step, text in samples_by_step(rows).items():
+            self._client.log_text(self._run, text, _file(step))
 
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
@@ -65,7 +75,7 @@ class MlflowTracker(Callback):
         """Take what was measured and is not there yet."""
         step, now = int(figures["step"]), int(time.time() * 1000)
         for name, value in figures.items():
-            key = f"{kind}/{name}"
+            key = _allowed(f"{kind}/{name}")
             if value is not None and name != "step" and step > self._newest(key):
                 self._waiting.append(self._metric(key, float(value), now, step))
         if len(self._waiting) > _MOST or time.monotonic() - self._last > _SECONDS:
@@ -84,3 +94,13 @@ class MlflowTracker(Callback):
             self._client.log_batch(self._run, metrics=self._waiting[:_MOST])
             del self._waiting[:_MOST]
         self._last = time.monotonic()
+
+
+def _file(step: int) -> str:
+    """Name the artifact of what was written at a step."""
+    return f"samples/step_{step:09}.txt"
+
+
+def _allowed(key: str) -> str:
+    """Make a name that MLflow takes: sources are named by anything."""
+    return posixpath.normpath(re.sub(r"[^\w\-. /]", "_", key).replace("..", "__"))[:_LONGEST_KEY]

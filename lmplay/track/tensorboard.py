@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo
+from .callback import Callback, RunInfo, samples_by_step
 
 
 class TensorBoardTracker(Callback):
@@ -29,9 +30,10 @@ class TensorBoardTracker(Callback):
         self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
         self._text("settings", json.dumps(run.settings, indent=2))
         self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
-        for kind, rows in run.past.items():
-            for row in rows:
+        for kind in ("train", "validation", "final_validation"):
+            for row in run.past.get(kind, []):
                 self._scalars(kind, row)
+        self.samples(run.past.get("samples", []))
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
@@ -40,6 +42,11 @@ class TensorBoardTracker(Callback):
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
         self._scalars("final_validation" if final else "validation", figures)
+
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """See :class:`Callback`."""
+        for self._step, text in samples_by_step(rows).items():
+            self._text("samples", text)
 
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
@@ -65,10 +72,10 @@ class TensorBoardTracker(Callback):
             for name, value in figures.items() if value is not None and name != "step"]))
 
     def _text(self, tag: str, text: str) -> None:
-        """Write a text."""
+        """Write a text, for Markdown as it stands."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        self._add(text_pb(tag, f"```\n{text}\n```"))
+        self._add(text_pb(tag, textwrap.indent(text, "    ", lambda line: True)))
 
     def _add(self, summary: Any) -> None:
         """Write a summary at the newest step."""

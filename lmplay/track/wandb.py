@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import shutil
+from html import escape
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo
+from .callback import Callback, RunInfo, samples_by_step
 
 
 class WandbTracker(Callback):
@@ -31,9 +32,11 @@ class WandbTracker(Callback):
         # Of parts that have been synced by hand we know that they end at a checkpoint or later; the rest is sent.
         self._sent = run.step if synced else self._run.step - 1
         self._row: dict[str, Any] = {}
-        past = [(kind, row) for kind, rows in run.past.items() for row in rows if row["step"] > self._sent]
+        past = [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+        past += [("samples", {"step": step, "text": text}) for step, text in samples_by_step(run.past.get("samples", [])).items()]
         for kind, row in sorted(past, key=lambda entry: entry[1]["step"]):
-            self._log(kind, row)
+            if row["step"] > self._sent:
+                self._log(kind, row)
 
     def train(self, figures: dict[str, Any]) -> None:
         """See :class:`Callback`."""
@@ -42,6 +45,11 @@ class WandbTracker(Callback):
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """See :class:`Callback`."""
         self._log("final_validation" if final else "validation", figures)
+
+    def samples(self, rows: list[dict[str, Any]]) -> None:
+        """See :class:`Callback`."""
+        for step, text in samples_by_step(rows).items():
+            self._log("samples", {"step": step, "text": text})
 
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
@@ -57,7 +65,8 @@ class WandbTracker(Callback):
         step = int(figures["step"])
         if self._row and self._row["step"] != step:
             self._send()
-        self._row |= {"step": step, **{f"{kind}/{name}": value for name, value in figures.items() if value is not None and name != "step"}}
+        self._row |= {"step": step, **{f"{kind}/{name}": _page(value) if name == "text" else value
+                                       for name, value in figures.items() if value is not None and name != "step"}}
 
     def _send(self) -> None:
         """Send the row at hand."""
@@ -65,3 +74,10 @@ class WandbTracker(Callback):
         if row and row["step"] > self._sent:
             self._run.log(row, step=row["step"])
             self._sent = row["step"]
+
+
+def _page(text: str) -> Any:
+    """Make what wandb shows a text with."""
+    import wandb
+
+    return wandb.Html(f"<pre>{escape(text)}</pre>", inject=False)
