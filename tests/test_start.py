@@ -12,7 +12,7 @@ from helpers import ENVIRONMENT, TINY, sentences, write_rows
 from torch import nn
 
 from lmplay.engine import compile_cache, hints
-from lmplay.engine.machine import cpu_flags, cpu_quota, threads_to_use
+from lmplay.engine.machine import cores_are_taken, cpu_flags, cpu_quota, threads_to_use
 from lmplay.engine.run import ModelPlan
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
 from lmplay.plan.settings import Settings
@@ -171,6 +171,34 @@ def test_threads_are_as_many_as_a_container_may_use(tmp_path, monkeypatch, files
     assert threads_to_use(1, root) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert threads_to_use(5, root) == 5
+
+
+@pytest.mark.parametrize(("running", "mine", "threads", "taken"), [(1, 8, "", False), (2, 8, "", True), (5, 4, "", False), (6, 4, "", True), (5, 8, "4", False),
+                                                                   (7, 8, "2", False), (8, 8, "2", True), (None, 8, "", False)])
+def test_cores_are_taken_where_others_leave_too_few_for_the_threads(tmp_path, monkeypatch, running, mine, threads, taken):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(mine)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    if not threads:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    root = tmp_path if running is None else machine(tmp_path, **{"proc/loadavg": f"0.00 0.01 0.05 {running}/812 4711\n"})
+    assert cores_are_taken(root) is taken
+
+
+@pytest.mark.parametrize(("given", "taken", "found"), [(None, True, "PASSIVE"), (None, False, None), ("ACTIVE", True, "ACTIVE")])
+def test_threads_sleep_where_cores_are_taken_unless_the_user_has_said_otherwise(tmp_path, monkeypatch, given, taken, found):
+    from lmplay.engine import machine
+    from lmplay.train.__main__ import main
+
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(machine, "cores_are_taken", lambda: taken)
+    write_rows(tmp_path / "texts.jsonl", [{"text": sentences(4)} for _ in range(30)])
+    main([*TINY, "--dataset", str(tmp_path / "texts.jsonl"), "--out-dir", str(tmp_path / "out"), "--describe"])
+    assert os.environ.get("OMP_WAIT_POLICY") == found
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
 
 @pytest.mark.parametrize("content", ["processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor : 1\nflags : fpu\n", "Features : fpu avx2 avx512_bf16\n"])

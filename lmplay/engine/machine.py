@@ -2,11 +2,16 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from statistics import median
 
 # Who has set one of these has chosen the number of threads.
 _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+# How often it is looked whether cores are free, and the seconds between two looks: a glance would take what comes and goes for work.
+_LOOKS, _BETWEEN_LOOKS = 7, 0.005
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
@@ -49,6 +54,22 @@ def threads_to_use(taken: int, root: Path = Path("/")) -> int:
     """
     quota = None if any(name in os.environ for name in _CHOSEN) else cpu_quota(root)
     return taken if quota is None else max(1, min(taken, int(quota)))
+
+
+def cores_are_taken(root: Path = Path("/")) -> bool:
+    """Tell whether other programs leave no core for each thread of this one; False where the system does not tell.
+
+    :param root: where the files of the system are; see proc_pid_loadavg(5): the fourth field counts what runs at this moment, this process among it.
+    """
+    running = []
+    with suppress(OSError, ValueError, IndexError):
+        for _ in range(_LOOKS):
+            running.append(int((root / "proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0]))
+            time.sleep(_BETWEEN_LOOKS)
+    cores = os.cpu_count() or 1
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    own = int(said) if said.isdecimal() else threads_to_use(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores, root)
+    return bool(running) and median(running) - 1 + own > cores
 
 
 def _quota(folder: Path) -> float | None:
