@@ -13,7 +13,7 @@ from torch import nn
 
 from lmplay.engine import compile_cache, hints
 from lmplay.engine.machine import cores_are_taken, cpu_flags, cpu_quota, threads_to_use
-from lmplay.engine.run import ModelPlan
+from lmplay.engine.modelplan import ModelPlan
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
 from lmplay.plan.settings import Settings
 from lmplay.tokenizer import _from_cache, train_tokenizer

@@ -26,8 +26,9 @@ from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from . import generations
 from .memory import bytes_in_words, peak_memory
+from .modelplan import make_tokenizer, plan_model
 from .report import Report
-from .run import make_tokenizer, open_stages, plan_model
+from .run import open_stages
 from .runtime import Runtime, seed_everything
 from .show import Look, sample_as_json, sample_in_words
 from .step import train_step

@@ -10,7 +10,7 @@ from ..plan.schema import Plan
 from ..plan.settings import Settings, resolve_stage
 from ..tokenizer import load_tokenizer, trained_size
 from . import checkpoint
-from .run import ModelPlan, plan_model, tokenizer_name
+from .modelplan import ModelPlan, plan_model, tokenizer_name
 
 
 def describe(settings: Settings, plan: Plan) -> str:

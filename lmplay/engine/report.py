@@ -70,11 +70,11 @@ class Report:
         runtime, model, settings = run.runner.runtime, run.model, run.settings
         self._voice.open_log(Path(settings.out_dir).expanduser() / f"{run.path.stem}.log")
         parameters = sum(parameter.numel() for parameter in model.module.parameters())
-        stages = _stages(run)
+        stages, batches = _stages(run), dict.fromkeys(stage.batch_size for stage in run.stage_settings.values())
         lines = [f"model       {model.experiment}: {parameters:,} parameters, {', '.join(f'{name} {value}' for name, value in model.args.items())}",
                  f"tokenizer   {model.tokenizer.name}: {model.tokenizer.vocab_size:,} tokens",
-                 f"device      {runtime.device}, {runtime.precision}{', compiled' if settings.compile_model else ''}, batch {settings.batch_size}, "
-                 f"mini-batch {settings.mini_batch_size}",
+                 f"device      {runtime.device}, {runtime.precision}{', compiled' if settings.compile_model else ''}, batch {' / '.join(map(str, batches))}, "
+                 f"mini-batch {f'{settings.mini_batch_tokens} tokens' if settings.mini_batch_tokens else settings.mini_batch_size}",
                  *_memory(run), f"checkpoint  {run.path}"]
         for number, stage in enumerate(stages, 1):
             counted = f" ({stage['samples']:,} samples)" if stage["samples"] is not None and "samples" not in stage["length"] else ""

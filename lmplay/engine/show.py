@@ -21,7 +21,8 @@ from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, resolve_stage
 from ..tokenizer import Tokenizer, trained_size
 from . import generations
-from .run import keep_settings, make_tokenizer, plan_model, tokenizer_name
+from .modelplan import make_tokenizer, plan_model, tokenizer_name
+from .run import keep_settings
 
 _ENDS = {"end": "the end", "sentence": "a sentence end", "clause": "a clause end", "word": "a word end, inside a sentence",
          "character": "a character, inside a word"}
