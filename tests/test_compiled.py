@@ -61,6 +61,14 @@ def test_mini_batches_of_all_shapes_have_one_code_and_the_results_of_the_model_i
     assert (wrapped.graphs, wrapped.made_again) == (5, 0)
 
 
+def test_a_plan_whose_stages_freeze_many_different_parts_stays_compiled():
+    model, _, wrapped, _ = make()
+    for number, parameter in enumerate(list(model.parameters())[:12], 1):
+        parameter.requires_grad_(False)
+        judge(model, wrapped, 4, 32)
+        assert (wrapped.graphs, wrapped.made_again) == (number, 0)
+
+
 def test_code_that_is_made_again_is_counted_and_told():
     model, _, wrapped, said = make()
     judge(model, wrapped, 2, 8)
@@ -88,6 +96,21 @@ def test_compiled_bfloat16_is_near_what_the_model_itself_gives():
     assert loss == pytest.approx(expected, rel=1e-3)
     for one, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02 * float(other.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize(("amp", "context", "fused"), [(True, 512, False), (True, 513, True), (False, 512, True)])
+def test_short_contexts_in_bfloat16_have_attention_by_plain_products(amp, context, fused):
+    class Watching(torch.nn.Linear):
+        @_dynamo.disable
+        def forward(self, tokens):
+            assert torch.backends.cuda.flash_sdp_enabled() is fused
+            return super().forward(tokens.float())
+
+    runtime = Runtime(Settings(device="cpu", compile_model=True, compile_backend="eager", amp=amp))
+    with torch.no_grad():
+        wrapped = runtime.wrap(Watching(context, 8), context, print)
+        wrapped(torch.zeros(1, context, dtype=torch.int64))
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_a_backend_that_is_not_there_is_refused():

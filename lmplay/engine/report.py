@@ -77,8 +77,8 @@ class Report:
                  f"mini-batch {f'{settings.mini_batch_tokens} tokens' if settings.mini_batch_tokens else settings.mini_batch_size}",
                  *_memory(run), f"checkpoint  {run.path}"]
         for number, stage in enumerate(stages, 1):
-            counted = f" ({stage['samples']:,} samples)" if stage["samples"] is not None and "samples" not in stage["length"] else ""
-            lines.append(f"stage {number}/{len(stages)}   {stage['name']} ({stage['state']}): {stage['length']}{counted} of {' + '.join(stage['dataset'])}")
+            length = f" ({stage['samples']:,} samples)" if stage["samples"] is not None and "samples" not in stage["length"] else ""
+            lines.append(f"stage {number}/{len(stages)}   {stage['name']} ({stage['state']}): {stage['length']}{length} of {' + '.join(stage['dataset'])}")
         if run.runner.resumes:
             lines.append(f"resumed     at {run.runner.samples:,} samples")
         if self._verbose:
