@@ -45,7 +45,7 @@ def ours(way: dict[str, Any], rows: int, context: int) -> None:
     from lmplay.data.continuation import Piece
     from lmplay.data.samples import Sample
     from lmplay.data.sentences import Cut
-    from lmplay.engine.runtime import Runtime
+    from lmplay.device.runtime import Runtime
     from lmplay.engine.step import train_step
     from lmplay.exp import build_model, get_experiment
     from lmplay.optim.optimizers import build_optimizer
@@ -86,7 +86,7 @@ def inside(way: dict[str, Any], rows: int, context: int) -> None:
     (trainer if way.pop("trainer", False) else ours)(way, rows, context)
     import torch
 
-    from lmplay.engine.memory import peak_memory
+    from lmplay.device.memory import peak_memory
 
     print(peak_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu")))
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from lmplay.engine import record, stagework
+from lmplay.engine import record, stage
 from lmplay.engine.interrupt import Interrupt
+from lmplay.engine.opening import open_run
 from lmplay.engine.record import Recorder, try_to_write_stats
-from lmplay.engine.report import Report
-from lmplay.engine.run import open_run
-from lmplay.engine.stagework import StageWork
-from lmplay.linear_cross_entropy import find_largest
+from lmplay.engine.stage import StageRunner
+from lmplay.objectives.linear_cross_entropy import find_largest
 from lmplay.plan.load import plan_from_dataset
-from lmplay.stats.modelstats import MOST_ROWS
+from lmplay.report.report import Report
+from lmplay.stats.histories import MOST_ROWS
 from lmplay.track.opening import open_callbacks
 from lmplay.train.flags import parse
 
@@ -42,12 +42,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def timed(work: StageWork, batch: Any, recorder: Recorder | None) -> tuple[float, float]:
+def timed(work: StageRunner, batch: Any, recorder: Recorder | None) -> tuple[float, float]:
     """Do a step, and take note of it if there is a recorder.
 
     :return: seconds of all of it, and of the taking note alone.
     """
-    stagework.WATCHED_PIECES = 4 if recorder is not None else 0
+    stage.WATCHED_PIECES = 4 if recorder is not None else 0
     started = CLOCK()
     result = work.step(batch)
     between = CLOCK()
@@ -57,10 +57,11 @@ def timed(work: StageWork, batch: Any, recorder: Recorder | None) -> tuple[float
     return CLOCK() - started, CLOCK() - between
 
 
-def fill(work: StageWork) -> None:
+def fill(work: StageRunner) -> None:
     """Give the histories as many rows as they can have."""
     for stats in (work.run.runner.stats, work.stats):
-        place, figures = work.place(), {"steps": 1.0, "loss_sum": 1 / 3, "n_tokens": 7.0, "step_seconds": 0.1, "words": 3.0, "words_right": 1.0}
+        place = work.run.runner.progress._asdict()
+        figures = {"lr": 0.001, "steps": 1.0, "loss_sum": 1 / 3, "n_tokens": 7.0, "step_seconds": 0.1, "words": 3.0, "words_right": 1.0}
         for step in range(len(stats.train), MOST_ROWS):
             stats.train.add(**{**place, "step": step}, **figures)
 
@@ -86,7 +87,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
         assert run is not None
         with run:
             [(stage, state)] = run.curriculum.remaining()
-            work = StageWork(run, stage, state)
+            work = StageRunner(run, stage, state)
             write_seconds, record._WRITE_SECONDS = record._WRITE_SECONDS, 1e9
             recorder, sys.stderr = Recorder(run, work), Terminal()
             report.start_stage(run, work)

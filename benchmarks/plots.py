@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lmplay.stats.modelstats import ModelStats, write_stats
+from lmplay.stats.figures import Progress
+from lmplay.stats.histories import ModelStats, write_stats
 
 
 def write_long(folder: Path, rows: int) -> int:
@@ -51,9 +52,10 @@ def grow(folder: Path, steps: int) -> None:
     stats, started, done = ModelStats(), time.perf_counter(), 0
     for step in range(1, steps + 1):
         stats.count_step(50, 12_800, Counter(pieces=50, forced_cuts=1))
-        place = {"step": step, "samples": 50 * step, "tokens": 12_800 * step, "seconds": 0.3 * step, "lr": 0.001}
-        stats.add_train(place, {"steps": 1.0, "loss_sum": 25_600.0 / step, "n_tokens": 12_800.0, "words_right": 3.0, "words": 7.0, "grad_norm_sum": 1.1,
-                                "grad_norms": 1.0, "padding": 99.0, "places": 13_000.0, "step_seconds": 0.3, "data_seconds": 0.01, "forced_cuts": 1.0})
+        place = Progress(step, 50 * step, 12_800 * step, 0.3 * step)
+        stats.add_train(place, {"lr": 0.001, "steps": 1.0, "loss_sum": 25_600.0 / step, "n_tokens": 12_800.0, "words_right": 3.0, "words": 7.0,
+                                "grad_norm_sum": 1.1, "grad_norms": 1.0, "padding": 99.0, "places": 13_000.0, "step_seconds": 0.3, "data_seconds": 0.01,
+                                "forced_cuts": 1.0})
         if step in (1_000, 10_000, 100_000, steps):
             adding, writing = time.perf_counter() - started, time.perf_counter()
             write_stats(folder, "growing", "none", None, stats, [], [])
@@ -66,9 +68,9 @@ def grow(folder: Path, steps: int) -> None:
 
 def draw(folder: Path, picture: bool, report: bool) -> None:
     """Read the folder, and draw what is asked for."""
-    from lmplay.stats.html import write_report
-    from lmplay.stats.plot import draw_curve, save
-    from lmplay.stats.runs import X_NAMES, read_folder
+    from lmplay.plotstats.plot import draw_curve, save
+    from lmplay.plotstats.report import write_report
+    from lmplay.plotstats.runs import X_NAMES, read_folder
 
     curves, faults = read_folder(folder)
     assert len(curves) == 1

@@ -18,9 +18,9 @@ from statistics import median
 import torch
 from torch import nn
 
-from lmplay.engine import generations
-from lmplay.engine.checkpoint import COMPONENTS, FORMAT
-from lmplay.engine.saving import Saver
+from lmplay.checkpoints import rotation
+from lmplay.checkpoints.format import COMPONENTS, FORMAT
+from lmplay.checkpoints.saver import Saver
 
 
 def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
@@ -45,7 +45,7 @@ def pause(saver: Saver, path: Path, module: nn.Module, optimizer: torch.optim.Op
     started = time.perf_counter()
     float(nn.utils.get_total_norm(module.parameters()))
     state = saver.copy(state_of(module, optimizer))
-    saver.start(lambda cancelled: generations.save(path, state, "stage", 2, cancelled) is None)
+    saver.start(lambda cancelled: rotation.save(path, state, "stage", 2, cancelled) is None)
     return time.perf_counter() - started
 
 

@@ -110,12 +110,12 @@ def run_counted(folder: Path) -> None:
         return (uncounted if inner else counted)(*arguments, **named)
 
     builtins.__import__ = import_  # type: ignore[assignment]
-    from lmplay.engine import modelplan, run, stagework
+    from lmplay.engine import model_spec, opening, stage
     from lmplay.train.__main__ import main
 
-    for owner, function, name in ((run, "open_stages", "data opened"), (run, "make_tokenizer", "tokenizer"), (modelplan.ModelPlan, "build", "model"),
-                                  (run, "build_optimizer", "optimizer"), (stagework.StageWork, "__init__", "stage begun"),
-                                  (stagework.StageWork, "next_batch", "wait for the batch"), (stagework.StageWork, "step", "first step")):
+    for owner, function, name in ((opening, "open_stages", "data opened"), (opening, "make_tokenizer", "tokenizer"), (model_spec.ModelSpec, "build", "model"),
+                                  (opening, "build_optimizer", "optimizer"), (stage.StageRunner, "__init__", "stage begun"),
+                                  (stage.StageRunner, "next_batch", "wait for the batch"), (stage.StageRunner, "step", "first step")):
         setattr(owner, function, SHARES.count(name, getattr(owner, function)))
     main(trainer(folder))
 

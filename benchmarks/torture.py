@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from helpers import ENVIRONMENT, TINY, compare_runs, sentences, write_plan, write_rows
 
-from lmplay.engine.checkpoint import verify
+from lmplay.checkpoints.format import verify
 
 NAME = "gpt2ish_model"
 SAMPLES_PER_KILL = 25

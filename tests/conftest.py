@@ -13,8 +13,23 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdi
 os.environ.pop("HF_HUB_OFFLINE", None)
 
 import huggingface_hub.constants  # noqa: F401
+import pytest
 
 # A shell lets what it runs in the background ignore these, and so would the programs that the tests start and send them to.
 for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
     if hasattr(signal, _number) and signal.getsignal(getattr(signal, _number)) is signal.SIG_IGN:
         signal.signal(getattr(signal, _number), _handler)
+
+
+@pytest.fixture
+def word_pieces(tmp_path):
+    """A tokenizer of words and parts of words, as BERT's."""
+    import tokenizers
+
+    from lmplay.tokenizer import load_tokenizer
+
+    fast = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "cat": 1, "##s": 2, "[SEP]": 3}, unk_token="[UNK]"))
+    fast.normalizer = tokenizers.normalizers.BertNormalizer()
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    return load_tokenizer(str(tmp_path / "tokenizer.json"))

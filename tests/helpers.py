@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"  # real texts, where there are any
 TINY = ["--num-blocks", "1", "--embed-dim", "16", "--num-heads", "2", "--context-len", "48", "--tokenizer", "bytes", "--device", "cpu"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 ENVIRONMENT.pop("LMP_DATASETS", None)

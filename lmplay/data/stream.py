@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import UserError
-from ..stats.words import counted
+from ..words import counted
 from .mixing import Mix
 from .samples import Reading, Sample, Skipped
 from .sources import BadRow, Row, Source

@@ -1,0 +1,1 @@
+"""Training: opening a run, its loop, its stages, its steps."""

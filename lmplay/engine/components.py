@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..device.memory import peak_memory
+from ..device.runtime import Runtime, random_state, restore_random_state
 from ..errors import UserError
 from ..optim.optimizers import load_state
 from ..optim.schedules import lr_factor
 from ..plan.settings import Settings, StageSettings
-from ..stats.modelstats import ModelStats
+from ..report.callbacks import Notifier
+from ..stats.figures import Progress
+from ..stats.histories import ModelStats
 from ..tokenizer import Tokenizer
-from .listeners import Listeners
-from .memory import peak_memory
-from .runtime import Runtime, random_state, restore_random_state
 
 
 @dataclass
@@ -64,7 +65,7 @@ class RunnerComponent:
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
     overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
     peak_memory: int | None = None  # bytes; None = not known
-    listeners: Listeners = field(default_factory=Listeners)
+    listeners: Notifier = field(default_factory=Notifier)
     name: str = "runner"
 
     @property
@@ -77,11 +78,16 @@ class RunnerComponent:
         peaks = [peak for peak in (self.peak_memory, peak_memory(self.runtime.device)) if peak is not None]
         self.peak_memory = max(peaks, default=None)
 
-    def place(self) -> dict[str, Any]:
-        """Say where the run is, for those who hear of it."""
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
         totals = self.stats.totals
-        return {"step": totals["total_train_steps"], "samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"],
-                "stage": self.stages[-1]["name"] if self.stages else None}
+        return Progress(totals["total_train_steps"], totals["total_train_samples"], totals["total_train_tokens"], self.seconds)
+
+    @property
+    def stage(self) -> str | None:
+        """The name of the newest stage that has begun."""
+        return self.stages[-1]["name"] if self.stages else None
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""

@@ -11,11 +11,11 @@ from torch import nn
 from ..data.collate import MiniBatch
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
-from ..objective import next_token
+from ..device.runtime import Runtime
+from ..objectives.next_token import next_token
 from ..stats.accuracy import count_right
 from ..tokenizer import Tokenizer
-from .bysource import Sums
-from .runtime import Runtime
+from .by_source import Sums
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """What a validation says: sums (see `stats.modelstats`), loss sum and tokens of each source where they are told apart, and the first piece."""
 
     sums: dict[str, float]
@@ -37,7 +37,7 @@ class Judgement:
 
 
 def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: Tokenizer, cutter: Cutter, samples: Sequence[Sample],
-             to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Judgement | None:
+             to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Evaluation | None:
     """Judge a model by samples.
 
     :param samples: held-out ones, at least one.
@@ -77,7 +77,7 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
     finally:  # memory may have run out
         raw.train(was_training)
     # The first piece's example is missing, or some tokens are, when the loop was left early.
-    return Judgement(sums, by_source, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
+    return Evaluation(sums, by_source, example) if example is not None and sums["n_tokens"] == sum(piece.n_truth for piece in pieces) else None
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> None:

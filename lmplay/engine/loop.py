@@ -13,17 +13,18 @@ from typing import Any
 from torch import nn
 
 from ..cadence import Every
+from ..checkpoints import format as checkpoint
+from ..checkpoints import rotation
+from ..checkpoints.weights import save_weights
 from ..data.batcher import Batch
 from ..errors import TrainingError, Unavailable, UserError
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
-from ..stats.modelstats import add_save
-from . import checkpoint, generations
+from ..stats.histories import add_save
 from .interrupt import AGAIN, Stopped
+from .opening import Run
 from .record import Recorder, try_to_write_stats
-from .run import Run
-from .stagework import StageWork
-from .weights import save_weights
+from .stage import StageRunner
 
 # A disk that is full for so many saves in a row stays full.
 MOST_FAILED_SAVES = 3
@@ -46,7 +47,7 @@ def train(run: Run) -> int:
             return _end(run)
         recorder = Recorder(run, work)
         run.report.start_stage(run, work)
-        run.runner.listeners.event("stage", run.runner.place())
+        run.runner.listeners.event("stage", run.runner.progress, run.runner.stage)
         _validate(run, work, recorder)  # if the run was stopped in it
         while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
             before, started = run.runner.samples, time.monotonic()
@@ -69,7 +70,7 @@ def train(run: Run) -> int:
         saved = save(run, stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
         run.report.end_stage(run, work)
-        run.runner.listeners.event("stage done", run.runner.place())
+        run.runner.listeners.event("stage done", run.runner.progress, run.runner.stage)
     run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
     return 0
 
@@ -110,7 +111,7 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
     try_to_write_stats(run)
     try:
         run.best.write(run.path, cancelled)
-        generations.save(run.path, content, stage, run.settings.keep, cancelled)
+        rotation.save(run.path, content, stage, run.settings.keep, cancelled)
     except checkpoint.Cancelled:
         return False
     except OSError as error:
@@ -118,20 +119,20 @@ def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[]
         return False
     run.interrupt.save_seconds = time.monotonic() - started
     run.report.saved(run.path)
-    run.runner.listeners.event_elsewhere("saved", run.runner.place())
+    run.runner.listeners.event_elsewhere("saved", run.runner.progress, run.runner.stage)
     return True
 
 
-def _start(run: Run, stage: Stage, state: StageState) -> StageWork | None:
+def _start(run: Run, stage: Stage, state: StageState) -> StageRunner | None:
     """Begin a stage; None on a request to stop: all that has been done is saved."""
     try:
         with run.interrupt.at_once():
-            return StageWork(run, stage, state)
+            return StageRunner(run, stage, state)
     except Stopped:
         return None
 
 
-def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
+def _next_batch(run: Run, work: StageRunner, recorder: Recorder) -> Batch | None:
     """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and let the error go on."""
     try:
         with run.interrupt.at_once():
@@ -144,7 +145,7 @@ def _next_batch(run: Run, work: StageWork, recorder: Recorder) -> Batch | None:
         raise
 
 
-def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
+def _validate(run: Run, work: StageRunner, recorder: Recorder) -> None:
     """Do the validation that is due, if one is, and keep the best state; if its data fails, save: the run that goes on does it."""
     if not work.state.validation_due:
         return
@@ -157,7 +158,7 @@ def _validate(run: Run, work: StageWork, recorder: Recorder) -> None:
             raise
 
 
-def _finish(run: Run, work: StageWork) -> bool:
+def _finish(run: Run, work: StageRunner) -> bool:
     """End a stage; if the data of its last validation fails, save what has been done and let the error go on."""
     try:
         return work.finish()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..data.batcher import Batch
 from ..errors import TrainingError
-from .run import Run
+from .opening import Run
 
 # With `--on-nonfinite skip`: so many batches in a row are passed over. Damaged rows come one or a few at a time; when every batch of some is
 # not finite, it is the weights that are ruined, and no later batch will be different.

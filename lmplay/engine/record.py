@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from ..data.batcher import Batch
-from ..stats.modelstats import write_stats
+from ..stats.figures import Progress
+from ..stats.histories import write_stats
 from .evaluate import add_words
 from .nonfinite import is_usable
-from .run import Run
-from .stagework import StageWork
+from .opening import Run
+from .stage import StageRunner
 from .step import StepResult
 
 # The statistics files are written this often (seconds), for those who plot while a run goes on; less often where that would take more than such a share.
@@ -28,7 +29,7 @@ class _Pending:
     """A step whose numbers are on their way from the device."""
 
     batch: Batch
-    place: dict[str, float]
+    progress: Progress
     figures: torch.Tensor  # loss sum, gradient norm, loss sum of each source where they are told apart; on the CPU once `arrived`
     predictions: dict[int, torch.Tensor]
     arrived: torch.cuda.Event | None
@@ -38,7 +39,7 @@ class _Pending:
 class Recorder:
     """Adds each step of a stage to the statistics."""
 
-    def __init__(self, run: Run, work: StageWork):
+    def __init__(self, run: Run, work: StageRunner):
         self._run, self._work = run, work
         self._pending: _Pending | None = None
         self._mark = now = time.perf_counter()
@@ -53,14 +54,14 @@ class Recorder:
         runner.seconds += known["step_seconds"]
         counts = batch.counts()
         counts.update(padding=result.padding, places=result.places)
-        known["forced_cuts"] = float(counts["forced_cuts"])
+        known |= {"forced_cuts": float(counts["forced_cuts"]), "lr": self._work.lr}
         for stats in (runner.stats, self._work.stats):
             stats.count_step(len(batch.samples), batch.n_truth, counts)
         self._work.by_source.count(batch)
-        place = self._work.place()
+        progress = runner.progress
         entry = self._work.entry
-        entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = place["samples"], place["tokens"], place["seconds"]
-        before, self._pending = self._pending, self._send(batch, place, result, known)
+        entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = progress.samples, progress.tokens, progress.seconds
+        before, self._pending = self._pending, self._send(batch, progress, result, known)
         if before is not None:
             self._add(before)
         if not runner.runtime.asynchronous:
@@ -83,30 +84,30 @@ class Recorder:
         yield
         self._mark = time.perf_counter()
 
-    def _send(self, batch: Batch, place: dict[str, float], result: StepResult, known: dict[str, float]) -> _Pending:
+    def _send(self, batch: Batch, progress: Progress, result: StepResult, known: dict[str, float]) -> _Pending:
         """Start the copies to the CPU."""
         figures = torch.cat([torch.stack([result.loss_sum.float(), result.grad_norm.float()]), result.source_sums])
         if figures.device.type != "cuda":
-            return _Pending(batch, place, figures.cpu(), {number: ids.cpu() for number, ids in result.predictions.items()}, None, known)
+            return _Pending(batch, progress, figures.cpu(), {number: ids.cpu() for number, ids in result.predictions.items()}, None, known)
         figures = figures.to("cpu", non_blocking=True)
         predictions = {number: ids.to("cpu", non_blocking=True) for number, ids in result.predictions.items()}
         arrived = torch.cuda.Event()
         arrived.record()
-        return _Pending(batch, place, figures, predictions, arrived, known)
+        return _Pending(batch, progress, figures, predictions, arrived, known)
 
     def _add(self, step: _Pending) -> None:
         """Add a step's numbers to the statistics and the progress line."""
         if step.arrived is not None:
             step.arrived.synchronize()
         loss_sum, grad_norm, *source_sums = step.figures.tolist()
-        where = f"stage '{self._work.stage.name}', step {step.place['step']:,.0f}"
+        where = f"stage '{self._work.stage.name}', step {step.progress.step:,}"
         stage_stats, run_stats = self._work.stats, self._run.runner.stats
         if not is_usable(self._run, where, step.batch, self._work.data.names, loss_sum, grad_norm):
             for stats in (run_stats, stage_stats):
                 stats.totals["skipped_batches"] += 1
-                stats.add_train(step.place, {**step.known, "steps": 1.0, "skipped_batches": 1.0})
-            self._run.runner.listeners.train(step.place, {**step.known, "steps": 1.0})
-            self._run.runner.listeners.event("skipped batch", {**step.place, "stage": self._work.stage.name})
+                stats.add_train(step.progress, {**step.known, "steps": 1.0, "skipped_batches": 1.0})
+            self._run.runner.listeners.train(step.progress, {**step.known, "steps": 1.0})
+            self._run.runner.listeners.event("skipped batch", step.progress, self._work.stage.name)
             return
         pieces = step.batch.pieces
         sums: dict[str, float] = {}
@@ -116,9 +117,9 @@ class Recorder:
         if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
         sources = self._work.by_source.name(step.batch, source_sums)
-        run_stats.add_train(step.place, figures)
-        stage_stats.add_train(step.place, figures, sources)
-        self._run.runner.listeners.train(step.place, figures, sources)
+        run_stats.add_train(step.progress, figures)
+        stage_stats.add_train(step.progress, figures, sources)
+        self._run.runner.listeners.train(step.progress, figures, sources)
         self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ..data.collate import MiniBatch
+from ..device.memory import is_out_of_memory
+from ..device.runtime import Runtime
 from ..errors import TrainingError
-from ..objective import next_token
-from .memory import is_out_of_memory
-from .runtime import Runtime
+from ..objectives.next_token import next_token
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from ..errors import LmplayError, UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..sampling import Sampling
     from ..tokenizer import Tokenizer
+    from ..writing.sampling import Sampling
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +48,7 @@ class _Writer:
         """
         from ..data.permutation import mix
         from ..data.samples import BREAK
-        from ..generation import generate
+        from ..writing.generation import generate
 
         head = self.tokenizer.encode(title + BREAK).ids.tolist() if title else [self.tokenizer.end_id]
         ids = [head + self.tokenizer.encode(prompt).ids.tolist() for prompt in prompts]
@@ -177,11 +177,11 @@ def _read_prompts(path: Path) -> list[str]:
 def _open(options: argparse.Namespace) -> _Writer:
     """Load the model."""
     path = _model_file(options)
-    from ..engine.checkpoint import load
-    from ..engine.runtime import choose_device
+    from ..checkpoints.format import load
+    from ..device.runtime import choose_device
     from ..exp import build_model, get_experiment
-    from ..sampling import Sampling
     from ..tokenizer import Tokenizer
+    from ..writing.sampling import Sampling
 
     device = choose_device(options.device)
     content = load(path)["model"]

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from ..errors import UserError, nearest
 from ..files import read_json_or_yaml
-from ..finding import glob_files
+from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_builtin
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 

@@ -87,7 +87,7 @@ class Settings:
     quiet: bool = False
     verbose: bool = False
     log_json: bool = False
-    given: frozenset[str] = field(default=frozenset())
+    explicit: frozenset[str] = field(default=frozenset())
 
     @property
     def first_mini_batch(self) -> int:
@@ -96,7 +96,7 @@ class Settings:
 
     def room(self, context_len: int) -> int:
         """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
-        if self.mini_batch_tokens or ("mini_batch_size" in self.given and self.mini_batch_size != "auto"):
+        if self.mini_batch_tokens or ("mini_batch_size" in self.explicit and self.mini_batch_size != "auto"):
             return self.mini_batch_tokens
         return self.first_mini_batch * context_len
 
@@ -107,7 +107,7 @@ class Settings:
 
     def experiment(self, plan: Plan) -> str:
         """Choose the experiment of a new model."""
-        return self.exp if "exp" in self.given else plan.model.exp or self.exp
+        return self.exp if "exp" in self.explicit else plan.model.exp or self.exp
 
     def model_file(self, plan: Plan) -> Path:
         """Choose the model file.
@@ -129,18 +129,20 @@ class Settings:
         :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't take them).
         """
         in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
-        typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.given}
+        typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.explicit}
         chosen = {**experiment_settings, **in_plan, **typed}
         return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen)
 
     def typed_conflicts(self, args: dict[str, Any]) -> list[str]:
         """List the typed model flags that a checkpoint's model contradicts, as "--embed-dim 512 (the file's model has 256)"."""
         return [f"--{name.replace('_', '-')} {getattr(self, name)} (the file's model has {args[name]})"
-                for name in MODEL_KEYS if name in self.given and name in args and args[name] != getattr(self, name)]
+                for name in MODEL_KEYS if name in self.explicit and name in args and args[name] != getattr(self, name)]
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain values, `given` as a sorted list."""
-        return {**asdict(self), "given": sorted(self.given)}
+        """Give plain values; the flags that were typed stand under `given`, as in the files of all versions."""
+        values = asdict(self)
+        explicit = values.pop("explicit")
+        return {**values, "given": sorted(explicit)}
 
 
 @dataclass(frozen=True)
@@ -170,9 +172,9 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
     """
     def choose(name: str) -> Any:
         override = getattr(stage, name)
-        return getattr(settings, name) if override is None or name in settings.given else override
+        return getattr(settings, name) if override is None or name in settings.explicit else override
 
-    context_len = model_context_len if stage.context_len is None or "context_len" in settings.given else stage.context_len
+    context_len = model_context_len if stage.context_len is None or "context_len" in settings.explicit else stage.context_len
     if context_len > model_context_len:
         raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
                         f"lower it, or start a new model with --context-len {context_len}.")
@@ -180,10 +182,10 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
     return StageSettings(
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
         choose("weight_decay"), choose("grad_clip"),
-        validation.samples if validation and validation.samples and "validation_batch_size" not in settings.given else settings.validation_batch_size,
+        validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0)
 
 
 def setting_names() -> list[str]:
     """List the settings that are flags."""
-    return [entry.name for entry in fields(Settings) if entry.name != "given"]
+    return [entry.name for entry in fields(Settings) if entry.name != "explicit"]

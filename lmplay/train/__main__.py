@@ -14,9 +14,9 @@ from ..hub import waiting
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
-    from ..engine.report import Report
     from ..plan.schema import Plan
     from ..plan.settings import Settings
+    from ..report.report import Report
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,13 +72,13 @@ def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
 
 def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
     """Describe, save data sets, or train."""
-    from ..engine.machine import cores_are_taken
+    from ..device.machine import cores_are_taken
 
     # Threads that wait for each other spin for a moment: with a core for each that is faster by a tenth to a quarter, but beside other programs
     # half as fast as with threads that sleep. Read when torch is loaded, so it is set before.
     if "OMP_WAIT_POLICY" not in os.environ and cores_are_taken():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    from ..engine.report import Report
+    from ..report.report import Report
 
     report = Report(command, settings.quiet, settings.verbose, settings.log_json)
     waiting.say, waiting.stopped = report.say, interrupt.requested
@@ -107,18 +107,18 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
         save_sources(plan.sources(), settings.datasets_folder, report.say)
         return 0
     if settings.describe:
-        from ..engine.describe import describe
+        from ..preview.describe import describe
 
         tell(describe(settings, plan))
         return 0
     if settings.check_plan:
-        from ..engine.audit import audit, show_audit
+        from ..preview.check_plan import audit, show_audit
 
         found = audit(settings, plan, report)
         tell(json.dumps(found, indent=2) if settings.json else show_audit(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
-        from ..engine.show import show
+        from ..preview.show import show
 
         tell(show(settings, plan))
         return 0
@@ -126,7 +126,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
 
     callbacks = open_callbacks(settings.track, settings.callback, report.say)
     from ..engine.loop import train
-    from ..engine.run import open_run
+    from ..engine.opening import open_run
 
     run = open_run(settings, plan, report, interrupt, callbacks)
     if run is None:
@@ -137,7 +137,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
 
 def _inspect(path: Path, as_json: bool) -> int:
     """Print what a checkpoint holds; one whose checksum is wrong is bad input."""
-    from ..engine.inspect import inspect, to_text
+    from ..preview.inspect import inspect, to_text
 
     found = inspect(path)
     print(json.dumps(found, indent=2) if as_json else to_text(found))
@@ -146,7 +146,7 @@ def _inspect(path: Path, as_json: bool) -> int:
 
 def _check_pairs(settings: Settings) -> None:
     """Refuse flags that contradict each other: two that each print something and end, --json where there is nothing to print, two sizes of a mini-batch."""
-    if settings.mini_batch_tokens and "mini_batch_size" in settings.given:
+    if settings.mini_batch_tokens and "mini_batch_size" in settings.explicit:
         raise UserError("--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.")
     if settings.activation_memory_budget < 1 and not settings.compile_model:
         raise UserError(f"--activation-memory-budget {settings.activation_memory_budget:g}: is for compiled code; add --compile-model, or take "

@@ -264,12 +264,12 @@ def write_settings(settings: Settings, path: Path) -> None:
     :param path: written as YAML if it ends in .yaml or .yml, else as JSON.
     :raises UserError: when it cannot be written.
     """
-    given = {name: getattr(settings, name) for name in setting_names() if name in settings.given}
+    given = {name: getattr(settings, name) for name in setting_names() if name in settings.explicit}
     text = json.dumps(given, indent=2) + "\n"
     if path.suffix.lower() in (".yaml", ".yml"):
         import yaml
 
-        rest = {name: getattr(settings, name) for name in setting_names() if name not in settings.given}
+        rest = {name: getattr(settings, name) for name in setting_names() if name not in settings.explicit}
         defaults = yaml.safe_dump(rest, sort_keys=False).splitlines()
         text = (yaml.safe_dump(given, sort_keys=False) if given else "") + "\n".join(["# defaults:", *(f"# {line}" for line in defaults)]) + "\n"
     try:
@@ -306,7 +306,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     import os
 
     out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
-    return Settings(**{**given, "out_dir": out_dir}, given=frozenset(given))
+    return Settings(**{**given, "out_dir": out_dir}, explicit=frozenset(given))
 
 
 def _normal(word: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
-from ...finding import glob_files, glob_root, walk_files
+from ...paths import glob_files, glob_root, walk_files
 from ...plan.catalog import DATA_SUFFIXES, FORMATS, PACKED_SUFFIXES
 from .base import VALIDATION_NAMES
 

@@ -1,0 +1,106 @@
+"""What model and tokenizer a run will have: those of its checkpoint, of an initial model, or new ones.  Engine floor."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ..checkpoints import format as checkpoint
+from ..data.stage import StageData
+from ..errors import UserError
+from ..exp import accepted_settings, build_model, get_experiment
+from ..plan.schema import Plan
+from ..plan.settings import Settings
+from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
+
+_DEFAULT_TRAINED = "train:8192"
+# A tokenizer learns from this many characters for each token it is to have.
+_CHARACTERS_PER_TOKEN = 1000
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What model there will be: its experiment, its arguments but for the vocabulary, and its tokenizer and first weights where a file has them."""
+
+    experiment: str
+    args: dict[str, Any]
+    tokenizer: Tokenizer | None
+    initial_weights: dict[str, Any] | None = None
+
+    def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
+        """Build the model; on "meta" it has shapes and no weights."""
+        with torch.device("meta" if meta else "cpu"), _Unfilled() if meta else nullcontext():
+            return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what fills weights: on "meta" there is nothing to fill, and torch would import its compiler for some of it."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        named = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return function(*args, **named)
+
+
+def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelSpec:
+    """Decide what model there will be: that of the checkpoint, of the initial model, or a new one.
+
+    :param settings: the run's; model flags that were typed must agree with the file's.
+    :param plan: its `$model` is for new models.
+    :param path: the model file.
+    :param stored: what is in it; None when a new model is made.
+    :return: the model to build.
+    :raises UserError: when flags and file disagree, or the experiment is unknown.
+    """
+    source = path
+    if stored is None and settings.initial_model is not None:
+        source = Path(settings.initial_model).expanduser()
+        stored = checkpoint.load(source, parts=("model",))
+    experiment = get_experiment(settings.experiment(plan))
+    if stored is None:
+        args, chosen = settings.model_args(plan, experiment.settings)
+        accepted = accepted_settings(experiment)
+        kept = args if accepted is None else {name: value for name, value in args.items() if name in accepted or name in chosen}
+        return ModelSpec(experiment.name, kept, None)
+    built = stored["model"]["state_args"]
+    faults = settings.typed_conflicts(built["args"])
+    if built["experiment"] != experiment.name and ("exp" in settings.explicit or plan.model.exp):
+        faults.insert(0, f"experiment {experiment.name} (the file's model is {built['experiment']})")
+    if "tokenizer" in settings.explicit and settings.tokenizer != built["tokenizer"]["name"]:
+        faults.append(f"--tokenizer {settings.tokenizer} (the file's model has {built['tokenizer']['name']})")
+    if faults:
+        raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
+                        "or choose another --model file for a new one.")
+    weights = stored["model"]["state"] if source is not path else None
+    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights)
+
+
+def make_tokenizer(settings: Settings, plan: Plan, stage_data: dict[str, StageData]) -> Tokenizer:
+    """Make the tokenizer of a new model.
+
+    :param settings: what the user said.
+    :param plan: its `$tokenizer` comes after that; then gpt2 where it reads from the hub, else one trained on its text.
+    :param stage_data: the open stages, for a tokenizer that learns from them.
+    :return: the tokenizer.
+    """
+    name = tokenizer_name(settings, plan)
+    size = trained_size(name)
+    if size is None:
+        return load_tokenizer(name)
+    budget = size * _CHARACTERS_PER_TOKEN // len(stage_data)
+    return train_tokenizer((text for data in stage_data.values() for text in data.texts(budget)), size)
+
+
+def tokenizer_name(settings: Settings, plan: Plan) -> str:
+    """Choose the tokenizer of a new model."""
+    from ..data.sources import is_hub
+
+    hub = any(is_hub(spec) for stage in plan.stages for spec in stage.dataset)
+    return settings.tokenizer or plan.tokenizer or ("gpt2" if hub else _DEFAULT_TRAINED)

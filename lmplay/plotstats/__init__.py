@@ -1,0 +1,1 @@
+"""The door `lmp_plotstats`: pictures, tables and a report of recorded statistics."""

@@ -1,0 +1,205 @@
+"""The door `lmp_plotstats`: draws the statistics of an output folder.  May import the stats floor and the ground, after the flags are read."""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .runs import Curve
+
+DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
+together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest, or minus --baseline. Then list the models
+and the settings that differ. A damaged file is named, the others are drawn, and the exit code is 2."""
+X_CHOICES = ("samples", "tokens", "seconds")
+FORMATS = ("png", "svg", "pdf")
+WATCH_SECONDS = 10.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draw what the flags ask for.
+
+    :param argv: the command line without the program's name; None = that of the process.
+    :return: 0, or 2 where something was wrong with the input; what could be drawn then is drawn.
+    """
+    try:
+        arguments = _build_parser().parse_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
+        if arguments.json and arguments.watch:
+            raise UserError("--json and --watch: choose one of them.")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
+            if arguments.watch:
+                from .watch import watch
+
+                watch(arguments.out_dir, arguments.watch, lambda changed: _draw(arguments, changed))
+            faults = _draw(arguments)
+    except UserError as error:
+        faults = list(error.faults)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    for fault in faults:
+        print(f"lmp_plotstats: {fault}", file=sys.stderr)
+    return 2 if faults else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose faults are one clear line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse a command line."""
+        raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    """Describe the flags."""
+    parser = _Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    folder = os.environ.get("LMP_DATASETS") or "out_gpt"
+    parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
+    parser.add_argument("--models", nargs="+", action="extend", metavar="NAME", help="draw and compare only these models (default: all)")
+    parser.add_argument("--x", nargs="+", choices=X_CHOICES, default=X_CHOICES, help="what the curves are drawn over, one column each (default: all three)")
+    smoothing = """smooth training curves by a centred mean over this many points, or this share of a curve's points if below 1; 0 = off; no mean reaches
+        across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with everything in one file that any browser opens, instead of pictures")
+    parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
+    parser.add_argument("--baseline", metavar="NAME", help="subtract this model in the pictures of differences (default: the one that got farthest)")
+    parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
+    parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
+                        "(default: png)")
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="go on: look so often whether the statistics have "
+                        f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
+    return parser
+
+
+def _with_hyphens(word: str) -> str:
+    """Accept `_` for `-` in the name of a flag, but leave its value alone."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
+def _smoothing(text: str) -> float:
+    """Read the value of --smooth."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither 0 (off), a share of the points below 1, nor a number of points")
+    return value
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """Read the value of --format."""
+    kinds = tuple(dict.fromkeys(text.lower().split(",")))
+    unknown = [kind for kind in kinds if kind not in FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(FORMATS)}; several are written with commas between them")
+    return kinds
+
+
+def _seconds(text: str) -> float:
+    """Read the value of --watch."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return value
+
+
+def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None) -> list[str]:
+    """Read the folder, write what the flags ask for, print where it is, and the table.
+
+    :param arguments: the parsed flags.
+    :param changed: draw only what shows one of these statistics files; None = everything.
+    :return: a line for each file that could not be used.
+    :raises UserError: where nothing can be drawn: no folder, no statistics, a model that is not there; where a picture cannot be written.
+    """
+    from .runs import read_folder
+    from .table import describe_runs, write_table
+
+    curves, faults = read_folder(arguments.out_dir)
+    curves = _selected(curves, arguments, faults)
+    runs = describe_runs(curves, arguments.out_dir)
+    if arguments.json:
+        print(json.dumps(runs, indent=2, ensure_ascii=False))
+        return faults
+    if arguments.html:
+        from .report import write_report
+
+        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline)
+        print(arguments.html)
+    else:
+        _draw_pictures(curves, arguments, changed)
+    print("\n" + write_table(runs))
+    return faults
+
+
+def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: Container[Path] | None) -> None:
+    """Draw a picture for each file, and those that compare models."""
+    from .plot import THEMES, draw_curve, draw_differences, draw_together, same_tokens
+    from .runs import KINDS
+
+    theme, look = THEMES[arguments.theme or "light"], (arguments.x, arguments.smooth)
+
+    def is_due(*shown: Curve | None) -> bool:
+        return changed is None or any(curve is not None and curve.path in changed for curve in shown)
+
+    by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
+    for curve in curves:
+        validation = by_key.get((curve.model, "validate", curve.stage)) if curve.kind == "train" else None
+        if is_due(curve, validation):
+            _write(draw_curve(curve, validation, *look, theme), curve.path.with_suffix(""), arguments)
+    comparable = same_tokens([curve for curve in curves if curve.kind == "validate" and curve.stage is None])
+    for kind in KINDS:
+        whole = [curve for curve in curves if curve.kind == kind and curve.stage is None]
+        if len(whole) > 1:
+            if is_due(*whole):
+                _write(draw_together(whole, *look, theme, comparable), arguments.out_dir / f"all_{kind}", arguments)
+                baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
+                _write(draw_differences(whole, *look, baseline, theme, comparable), arguments.out_dir / f"all_{kind}_diff", arguments)
+                if baseline != arguments.baseline:
+                    print(f"all_{kind}_diff: {arguments.baseline} has no {kind} statistics of a whole run; each is minus the longest run")
+        elif changed is None:
+            found = f"only {whole[0].model} has" if whole else "no model has"
+            print(f"no all_{kind}, no all_{kind}_diff: they compare models, and {found} {kind} statistics of a whole run")
+
+
+def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[str]) -> list[Curve]:
+    """Keep the models asked for; raises UserError where that leaves nothing, or names a model that is not there."""
+    names = sorted({curve.model for curve in curves})
+    if not curves:
+        raise UserError(*(faults or [f"--out-dir {arguments.out_dir}: no statistics (*_stats.json) in it; lmp_trainer writes them while it trains."]))
+    asked = [("--models", name) for name in arguments.models or []] + [("--baseline", name) for name in [arguments.baseline] if name is not None]
+    unknown = [(flag, name) for flag, name in asked if name not in names]
+    if unknown:
+        raise UserError(*faults, *(f"{flag} {name}: not in {arguments.out_dir}, which has {', '.join(names)}.{nearest(name, names)}" for flag, name in unknown))
+    return [curve for curve in curves if not arguments.models or curve.model in [name for _, name in asked]]
+
+
+def _write(figure: Figure, stem: Path, arguments: argparse.Namespace) -> None:
+    """Save a picture in each format and say so."""
+    from .plot import save
+
+    for kind in arguments.format:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        save(figure, path)
+        print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

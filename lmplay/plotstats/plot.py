@@ -1,0 +1,238 @@
+"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Stats floor: runs, panel, numpy and the ground.
+
+However long a curve is, at most some thousand of its points are drawn: of each stretch about as wide as a pixel the lowest and the highest
+(:func:`~lmplay.plotstats.runs.thin`), after smoothing, so that no peak is lost.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import write_atomic
+from ..words import cut
+from .panels import Line, Panel, make_figure
+from .runs import Curve, Floats, Stage, difference, source_column
+from .theme import THEMES, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+STYLES = ("-", "--", "-.", ":")
+KIND_NAMES = {"train": "training", "validate": "validation"}
+FIRST_SOURCE_COLOR = 2  # those before it are for training and validation
+# Of training and validation; the second pair where the colours have run out. More sources than these tell apart are not drawn.
+SOURCE_STYLES = (("-", "--"), ("-.", ":"))
+MOST_SAVES = 60  # more marks than this would be a band
+# Runs whose validation texts come to tokens of so different a length (nats per token over bits per byte) are not comparable by token.
+SAME_TOKENS = 0.02
+WARNING = "tokens of different lengths (other tokenizers, or other texts): compare bits per byte of validation, not loss per token"
+LIGHT = THEMES["light"]
+
+
+def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT) -> Figure:
+    """Draw one statistics file: loss above accuracy above the losses of its sources, a column for each x.
+
+    :param curve: what to draw.
+    :param validation: what to draw with the training that it belongs to, or None.
+    :param x_names: the x axes.
+    :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`; validation is never smoothed.
+    :param theme: the colours.
+    :return: the figure.
+    """
+    shown = [curve] if validation is None else [curve, validation]
+    colors = dict(zip(KIND_NAMES, theme.curves, strict=False))
+    panels = []
+    for y_name in _measured(shown):
+        floors = _floors(curve) if y_name == "loss" else ()
+        for x_name in x_names:
+            lines = [_line(one, x_name, y_name, smoothing, KIND_NAMES[one.kind], colors[one.kind]) for one in shown]
+            saves = _within(curve, curve.saves, x_name)
+            marks = [("saved", saves if len(saves) <= MOST_SAVES else saves[:0], theme.soft), *_marks(curve, x_name, theme.ink, theme.alarm)]
+            panels.append(Panel(x_name, y_name, lines, curve.stages, floors, marks))
+    panels += _source_panels(shown, x_names, smoothing, theme)
+    stage = [] if curve.stage is None else [f"stage {curve.stage}"]
+    state = ["not finished"] if curve.running else []
+    return make_figure(panels, len(x_names), [curve.model, " · ".join([f"experiment {curve.experiment}", KIND_NAMES[curve.kind], *stage, *state])], theme)
+
+
+def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT, comparable: bool = True) -> Figure:
+    """Draw the same kind of curve of several models into the same panels.
+
+    :param curves: one for each model, all of one kind.
+    :param x_names: the x axes.
+    :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
+    :param theme: the colours.
+    :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
+    :return: the figure.
+    """
+    panels = []
+    for y_name in _measured(curves, comparable):
+        for x_name in x_names:
+            lines = _lines(curves, x_name, y_name, smoothing, theme)
+            stages = _shared_stages(curves, x_name)
+            floors = _shared_floors(curves) if stages and y_name == "loss" else ()
+            marks = [mark for curve, line in zip(curves, lines, strict=True) for mark in _marks(curve, x_name, line.color, line.color)]
+            panels.append(Panel(x_name, y_name, lines, stages, floors, marks))
+    return make_figure(panels, len(x_names), [f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models", *([] if comparable else [WARNING])], theme)
+
+
+def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, baseline: str | None = None, theme: Theme = LIGHT,
+                     comparable: bool = True) -> Figure:
+    """Draw each model minus a baseline, or minus the one that got farthest on the same x axis.
+
+    :param curves: one for each model, all of one kind, at least two.
+    :param x_names: the x axes.
+    :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
+    :param baseline: the model to subtract, one of those of `curves`; None = the one that got farthest.
+    :param theme: the colours.
+    :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
+    :return: the figure.
+    """
+    panels = []
+    for y_name in _measured(curves, comparable):
+        for x_name in x_names:
+            lines = _lines(curves, x_name, y_name, smoothing, theme)
+            chosen = next((curve for curve in curves if curve.model == baseline), None) or _longest(curves, x_name, y_name)
+            base = lines[curves.index(chosen)]
+            note = (f"{'above' if y_name == 'accuracy' else 'below'} zero = better than {cut(chosen.model, 40)}", base.color)
+            panels.append(Panel(x_name, y_name, _all_minus(lines, base), _shared_stages(curves, x_name), note=note))
+    title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models, each minus {'the longest run' if baseline is None else cut(baseline, 40)}"
+    return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, whole or not at all.
+
+    :param figure: what the functions above return.
+    :param path: the file to make or to replace; its suffix is one of `FORMATS`.
+    :raises UserError: when it cannot be written.
+    """
+    kind = path.suffix[1:]
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same curves make the same file
+    try:
+        write_atomic(path, lambda file: figure.savefig(file, format=kind, metadata=undated))
+    except OSError as error:
+        raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or mend the folder's rights.") from None
+
+
+def same_tokens(curves: Sequence[Curve]) -> bool:
+    """Tell whether losses per token of these runs can be compared: in their first stages a token is about as many bytes long. True where it is unknown.
+
+    :param curves: of validation; others say nothing about bytes.
+    """
+    ratios = []
+    for curve in curves:
+        first = slice(0, curve.borders("loss")[0] if len(curve.stages) > 1 else None)
+        (_, loss), (_, bits) = curve.points("tokens", "loss"), curve.points("tokens", "bits_per_byte")
+        loss, bits = loss[first], bits[first]
+        if len(loss) == len(bits) and len(loss) and (bits > 0).all():
+            ratios.append(loss / bits)
+    fewest = min(map(len, ratios), default=0)  # runs of other lengths have these validations in common, which go through the same texts
+    medians = [float(np.median(one[:fewest])) for one in ratios]
+    return not medians or max(medians) <= (1 + SAME_TOKENS) * min(medians)
+
+
+def _measured(curves: Sequence[Curve], comparable: bool = True) -> list[str]:
+    """Name the rows of panels: accuracy only where any was measured, bits per byte only where they tell more than the loss."""
+    measured = {name for name in ("bits_per_byte", "accuracy") if any(curve.points("samples", name)[0].size for curve in curves)}
+    return [name for name in ("bits_per_byte", "loss", "accuracy") if name == "loss" or (name in measured and not (name == "bits_per_byte" and comparable))]
+
+
+def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme) -> list[Panel]:
+    """Prepare a row of panels with the loss of each source, those with most tokens first; none where they are not told apart."""
+    colors = theme.curves[FIRST_SOURCE_COLOR:]
+    most, panels = len(colors) * len(SOURCE_STYLES), []
+    drawn = list(dict.fromkeys(source for curve in shown for source in curve.sources))
+    of = "by source" if len(drawn) <= most else f"of the {most} largest of {len(drawn)} sources"
+    for x_name in x_names if drawn else ():
+        lines = []
+        for index, source in enumerate(drawn[:most]):
+            color, styles = colors[index % len(colors)], SOURCE_STYLES[index // len(colors)]
+            for curve in shown:
+                if source in curve.sources:
+                    label = f"{cut(source, 40)}, {KIND_NAMES[curve.kind]}"
+                    style = styles[curve.kind == "validate"]
+                    lines.append(_line(curve, x_name, source_column(source), smoothing, label, color, style))
+        panels.append(Panel(x_name, "loss", lines, shown[0].stages, of=of))
+    return panels
+
+
+def _line(curve: Curve, x_name: str, y_name: str, smoothing: float | None, label: str, color: str, style: str = "-") -> Line:
+    """Prepare a column of a curve; validation points are few and means already, so they stay as they are."""
+    validation = curve.kind == "validate"
+    x, raw = curve.points(x_name, y_name)
+    _, y = curve.smoothed(x_name, y_name, 0 if validation else smoothing)
+    return Line(label, color, style, x, y, raw, validation)
+
+
+def _lines(curves: Sequence[Curve], x_name: str, y_name: str, smoothing: float | None, theme: Theme) -> list[Line]:
+    """Prepare one line for each model; colours first, line styles where these run out."""
+    many = len({curve.experiment for curve in curves}) > 1
+    lines = []
+    for index, curve in enumerate(curves):
+        label = f"{cut(curve.model, 40)}{f' ({cut(curve.experiment, 30)})' if many else ''}{', not finished' if curve.running else ''}"
+        color, style = theme.curves[index % len(theme.curves)], STYLES[index // len(theme.curves) % len(STYLES)]
+        lines.append(_line(curve, x_name, y_name, smoothing, label, color, style))
+    return lines
+
+
+def _all_minus(lines: Sequence[Line], base: Line) -> list[Line]:
+    """Prepare the differences, and the baseline itself as far as it is compared with anything."""
+    others = [_minus(line, base) for line in lines if line is not base]
+    reach = max((line.x[-1] for line in others if line.x.size), default=np.inf)
+    near = base.x <= reach
+    zero = _minus(replace(base, x=base.x[near], y=base.y[near], raw=base.raw[near]), base)
+    return [zero if line is base else others.pop(0) for line in lines]
+
+
+def _minus(line: Line, base: Line) -> Line:
+    """Prepare the difference of two lines."""
+    x, y = difference(line.x, line.y, base.x, base.y)
+    _, raw = difference(line.x, line.raw, base.x, base.raw)
+    return replace(line, x=x, y=y, raw=raw)
+
+
+def _longest(curves: Sequence[Curve], x_name: str, y_name: str) -> Curve:
+    """Find the curve whose column goes farthest; the first of equals."""
+    return max(curves, key=lambda curve: np.max(curve.points(x_name, y_name)[0], initial=-1.0))
+
+
+def _marks(curve: Curve, x_name: str, color: str, alarm: str) -> list[tuple[str, Floats, str]]:
+    """Say where the run was resumed, and where batches were passed over."""
+    return [("resumed", _within(curve, curve.resumes, x_name), color), ("batch passed over", curve.skipped(x_name), alarm)]
+
+
+def _within(curve: Curve, places: dict[str, Floats], x_name: str) -> Floats:
+    """Give the places within the curve's own stages: a stage's file may list those of the whole run."""
+    x = places[x_name]
+    return x[(x >= curve.stages[0].begin[x_name]) & (x <= curve.stages[-1].end[x_name])] if curve.stages else x
+
+
+def _floors(curve: Curve) -> list[float]:
+    """Say the floor of each stage: that of the very rows validated where it is known, else that of the stage's texts."""
+    if curve.kind == "train":
+        return [stage.floor for stage in curve.stages]
+    _, floors = curve.points("tokens", "floor")
+    parts = np.split(floors, curve.borders("floor"))
+    return [float(np.median(part)) if part.size else stage.floor for part, stage in zip(parts, curve.stages, strict=False)]
+
+
+def _shared_stages(curves: Sequence[Curve], x_name: str) -> Sequence[Stage]:
+    """Give the stages of the longest run where those of all others begin at the same places (within 2 %), else none."""
+    longest = _longest(curves, x_name, "loss")
+    slack = 0.02 * np.max(longest.points(x_name, "loss")[0], initial=0.0)
+    pairs = [pair for curve in curves for pair in zip(longest.stages, curve.stages, strict=False)]
+    same = all(one.name == other.name and abs(one.begin[x_name] - other.begin[x_name]) <= slack for one, other in pairs)
+    return longest.stages if same else ()
+
+
+def _shared_floors(curves: Sequence[Curve]) -> Sequence[float]:
+    """Give the floors of the curve with most stages where all others have the same, else none: another tokenizer has other ones."""
+    floors = sorted((_floors(curve) for curve in curves), key=len)
+    return floors[-1] if all(np.allclose(one, floors[-1][: len(one)], rtol=0.005, equal_nan=True) for one in floors) else ()

@@ -1,0 +1,133 @@
+"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Stats floor: its own folder, numpy and the ground; plotly on demand.
+
+The page is a frame, tables, the data as JSON, and a script that draws what is asked for with plotly.js, which is in the file too.
+"""
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from ..files import write_text
+from .plot import WARNING, same_tokens
+from .report_tables import events_table, runs_table, samples_tables, settings_tables, stages_table
+from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
+from .theme import THEMES
+
+# Points of a curve in the page: some for each pixel of a wide screen, peaks kept; fewer where there are many curves.
+_MOST_POINTS, _MOST_OF_A_CHART, _LEAST_POINTS = 3000, 30_000, 600
+# Charts in the page's order: title, kind of statistics, column, and whether a log axis helps where the values are far apart.
+_CHARTS = (("Validation loss (nats per token)", "validate", "loss", True), ("Training loss (nats per token)", "train", "loss", True),
+           ("Validation, bits per byte", "validate", "bits_per_byte", True), ("Word accuracy, validation", "validate", "accuracy", False),
+           ("Word accuracy, training", "train", "accuracy", False), ("Learning rate", "train", "lr", False), ("Gradient norm", "train", "grad_norm", True),
+           ("Tokens per second", "train", "tokens_per_second", False), ("Share of time waiting for data", "train", "data_wait_share", False),
+           ("Share of padding", "train", "padding_share", False), ("Pieces cut inside a sentence", "train", "forced_cuts", False))
+_MOST_SOURCES = 10  # drawn of a stage, those with most tokens
+_MOST_MARKS = 60  # of a kind and a run; more would be a band
+
+
+def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None, theme: str | None = None,
+                 baseline: str | None = None) -> None:
+    """Write the report.
+
+    :param curves: all that was read of an output folder.
+    :param folder: that folder; settings and samples of the runs are read from it.
+    :param path: the file to write.
+    :param smoothing: of training curves, see :func:`lmplay.plotstats.runs.window_of`.
+    :param theme: one of `THEMES`; None = what the browser prefers.
+    :param baseline: a run that the charts subtract when the page opens, None = none.
+    :raises UserError: when plotly is not installed, or the file cannot be written.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("--html: the package plotly is not installed; pip install 'lmplay[report]'.") from None
+    names = list(dict.fromkeys(curve.model for curve in curves))
+    whole = [curve for curve in curves if curve.stage is None]
+    charts = [_chart(title, log, [curve for curve in whole if curve.kind == kind], column, smoothing) for title, kind, column, log in _CHARTS]
+    data = {"x_names": list(X_NAMES), "theme": theme, "baseline": baseline, "palettes": {name: asdict(one)["curves"] for name, one in THEMES.items()},
+            "charts": [chart for chart in (*charts, *_source_charts(curves, smoothing)) if chart["lines"]],
+            "runs": [_run(name, [curve for curve in curves if curve.model == name]) for name in names]}
+    comparable = same_tokens([curve for curve in whole if curve.kind == "validate"])
+    parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "stages": stages_table(curves), "events": events_table(curves),
+             "warning": "" if comparable else f'<p class="warning">{html.escape(WARNING.capitalize())}.</p>',
+             "texts": samples_tables(folder, names), "settings": settings_tables(folder, names),
+             # "</" would end the script, wherever it stands in a name
+             "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"), "plotly": get_plotlyjs()}
+    frame = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot be written ({error.strerror or error}).") from None
+
+
+def _chart(title: str, log: bool, curves: Sequence[Curve], column: str, smoothing: float | None) -> dict[str, Any]:
+    """Collect the lines of a chart: one a run; none of what is nowhere known, or nowhere but zero."""
+    known = [curve for curve in curves if np.nan_to_num(curve.columns.get(column, np.zeros(0))).any()]
+    most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_OF_A_CHART // max(1, len(known))))
+    return {"title": title, "column": column, "kind": curves[0].kind if curves else "", "log": log, "sources": [],
+            "lines": [{"run": curve.model, "source": None, **_line(curve, column, smoothing, most)} for curve in known]}
+
+
+def _source_charts(curves: Sequence[Curve], smoothing: float | None) -> list[dict[str, Any]]:
+    """Collect for each stage the losses of its sources, in all runs that tell them apart."""
+    charts = []
+    stages = dict.fromkeys((curve.stage, curve.kind) for curve in curves if curve.sources)
+    for (stage, kind), title in {key: f"{'Training' if key[1] == 'train' else 'Validation'} loss by source, stage {key[0]}" for key in stages}.items():
+        lines = [{"run": curve.model, "source": source, **_line(curve, source_column(source), smoothing, _LEAST_POINTS)}
+                 for curve in curves if (curve.stage, curve.kind) == (stage, kind) for source in curve.sources[:_MOST_SOURCES]]
+        charts.append({"title": title, "column": "loss", "kind": kind, "log": True, "sources": list(dict.fromkeys(line["source"] for line in lines)),
+                       "lines": lines})
+    return charts
+
+
+def _line(curve: Curve, column: str, smoothing: float | None, most: int) -> dict[str, Any]:
+    """Give a column smoothed, and as it was where that is something else: its x of each kind, and y."""
+    values = curve.columns[column]
+    rows = np.flatnonzero(np.isfinite(values))
+    window = window_of(smoothing, len(rows)) if curve.kind == "train" and column != "lr" else 1
+    raw = values[rows]
+    soft = smooth(raw, window, curve.borders(column)) if window > 1 else raw
+    return {"line": _points(curve, rows, soft, most), "raw": _points(curve, rows, raw, most) if window > 1 else None}
+
+
+def _points(curve: Curve, rows: NDArray[np.intp], y: Floats, most: int) -> dict[str, list[float | None]]:
+    """Thin a curve to what can be seen; eight digits are enough for the eye."""
+    kept = thin(y, most)
+    return {**{name: _numbers(curve.columns[name][rows[kept]]) for name in X_NAMES}, "y": _numbers(y[kept])}
+
+
+def _run(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Say where the stages of a run lie, their floors, and what happened to it."""
+    whole = next((curve for curve in curves if curve.stage is None), curves[0])
+    train = next((curve for curve in curves if curve.stage is None and curve.kind == "train"), whole)
+    stages = [{"name": stage.name, "done": stage.done, "floor": _number(stage.floor),
+               "begin": {x: _number(value) for x, value in stage.begin.items()}, "end": {x: _number(value) for x, value in stage.end.items()}}
+              for stage in whole.stages]
+    marks = {"resumed": whole.resumes, "saved": whole.saves, "passed over": {x: train.skipped(x) for x in X_NAMES}}
+    return {"name": name, "stages": stages, "marks": {kind: _marks(places) for kind, places in marks.items()}}
+
+
+def _marks(places: dict[str, Floats]) -> list[dict[str, float | None]]:
+    """Give what is marked in the charts: none where there are too many."""
+    count = len(places["samples"])
+    return [{x: _number(places[x][index]) for x in X_NAMES} for index in range(count)] if count <= _MOST_MARKS else []
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    """Write numbers shortly, NaN as null."""
+    return [float(f"{value:.8g}") if value == value else None for value in values.tolist()]
+
+
+def _number(value: float) -> float | None:
+    """Write NaN as null."""
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,148 @@
+"""The tables of the report.  Stats floor: runs, table, words and the ground."""
+from __future__ import annotations
+
+import html
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..words import duration
+from .runs import Curve, Floats
+from .table import describe_runs, differing_settings, read_settings, show
+
+_MOST_EVENTS = 20  # of a kind and a run; more are counted, with the first and the last
+_MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over the run
+
+
+def runs_table(curves: Sequence[Curve], folder: Path) -> str:
+    """Lay out a row a run: what it reached."""
+    rows = [[run["model"], run["experiment"], _form(run["samples"], ",.0f"), _form(run["tokens"], ",.0f"), _time(run["seconds"]),
+             _form(run["tokens_per_second"], ",.0f"), *(_form(run[key], ".4f") for key in
+                                                        ("train_loss", "validation_loss", "best_validation_loss", "bits_per_byte", "best_bits_per_byte"))]
+            for run in describe_runs(curves, folder)]
+    heads = ("run", "experiment", "samples", "tokens", "time", "tokens/s", "train loss", "validation", "best loss", "bits/byte", "best bits")
+    return f"<section><h2>Runs</h2>{_table(heads, rows, 'two')}</section>"
+
+
+def stages_table(curves: Sequence[Curve]) -> str:
+    """Lay out a row for each stage of each run: its length, speed, waste and end."""
+    by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
+    rows = []
+    for whole in [curve for curve in curves if curve.kind == "train" and curve.stage is None]:
+        for stage in whole.stages:
+            train, validation = (by_key.get((whole.model, kind, stage.name)) for kind in ("train", "validate"))
+            samples, tokens, seconds = (stage.end[name] - stage.begin[name] for name in ("samples", "tokens", "seconds"))
+            means = [float(np.nanmean(values)) if train is not None and np.isfinite(values := train.columns[name]).any() else None
+                     for name in ("data_wait_share", "padding_share")]
+            rows.append([whole.model, stage.name + ("" if stage.done else " …"), _form(samples, ",.0f"), _form(tokens, ",.0f"), _time(seconds),
+                         _form(tokens / seconds if seconds else None, ",.0f"), *(_form(mean, ".1%") for mean in means),
+                         *(_form(float(np.nansum(train.columns[name])) if train is not None else None, ",.0f") for name in ("forced_cuts", "skipped_batches")),
+                         _form(validation.last("loss") if validation is not None else None, ".4f"), _form(stage.floor, ".4f")])
+    heads = ("run", "stage", "samples", "tokens", "time", "tokens/s", "waits for data", "padding", "cuts within words", "batches passed over", "validation",
+             "floor")
+    return f"<h3>Stages</h3>{_table(heads, rows, 'two')}" if rows else ""
+
+
+def events_table(curves: Sequence[Curve]) -> str:
+    """Lay out what happened to the runs, and where."""
+    rows = []
+    for curve in [curve for curve in curves if curve.kind == "train" and curve.stage is None]:
+        skipped = {name: curve.skipped(name) for name in curve.resumes}
+        for what, places in (("resumed", curve.resumes), ("batch passed over", skipped), ("saved", curve.saves)):
+            rows += [[curve.model, *cells] for cells in _events(what, places)]
+    return f"<section><h2>Events</h2>{_table(('run', 'what', 'samples', 'tokens', 'time'), rows, 'two')}</section>" if rows else ""
+
+
+def samples_tables(folder: Path, names: Sequence[str]) -> str:
+    """Lay out what the runs wrote while they trained: for each prompt a row a place, a column a run.
+
+    The places are those of the run that wrote farthest; beside them stands what another run wrote last since the place before.
+    """
+    by_prompt: dict[str, dict[str, dict[int, str]]] = {}
+    for name in names:
+        for samples, prompt, text in _read_samples(folder / f"{name}_samples.jsonl"):
+            by_prompt.setdefault(prompt, {}).setdefault(name, {})[samples] = text
+    if not by_prompt:
+        return ""
+    parts = ["<section><h2>What they write</h2>"]
+    for prompt, texts in by_prompt.items():
+        columns = [name for name in names if name in texts]
+        texts = {name: dict(sorted(texts[name].items())) for name in columns}
+        longest = list(max(texts.values(), key=max))
+        chosen = sorted({longest[round(index)] for index in np.linspace(0, len(longest) - 1, min(len(longest), _MOST_TEXTS))})
+        rows = [[f"{place:,}", *(_text_at(texts[name], before, place) for name in columns)] for before, place in zip([-1, *chosen], chosen, strict=False)]
+        left_out = f" <small>({len(chosen)} of {len(longest)} places)</small>" if len(chosen) < len(longest) else ""
+        summary = f"<summary>{html.escape(prompt) or '(no prompt)'}{left_out}</summary>"
+        parts.append(f"<details open>{summary}{_table(('samples', *columns), rows, 'texts', str)}</details>")
+    return "".join([*parts, "</section>"])
+
+
+def settings_tables(folder: Path, names: Sequence[str]) -> str:
+    """Lay out the settings that differ between the runs, and behind it all settings of each."""
+    settings = {name: read_settings(folder, name) for name in names}
+    known = [name for name in names if settings[name]]
+    if not known:
+        return ""
+    differing = differing_settings(settings)
+    parts = ["<section><h2>Settings</h2>"]
+    if len(known) > 1:
+        rows = [[key, *(show(values[name]) for name in known)] for key, values in differing.items()]
+        parts.append(f"<h3>What differs</h3>{_table(('', *known), rows, 'left')}" if rows else "<p>All runs have the same settings.</p>")
+    for name in known:
+        text = html.escape(json.dumps({key: value for key, value in settings[name].items() if key != "given"}, indent=2, ensure_ascii=False))
+        parts.append(f"<details><summary>All settings and the plan of {html.escape(name)}</summary><pre>{text}</pre></details>")
+    return "".join([*parts, "</section>"])
+
+
+def _events(what: str, places: dict[str, Floats]) -> Iterable[list[str]]:
+    """Say where something happened, or how often where that is a long list."""
+    count = len(places["samples"])
+    shown = list(range(count)) if count <= _MOST_EVENTS else [0, count - 1]
+    for index, said in zip(shown, [what] * count if count <= _MOST_EVENTS else [f"{what}, first of {count:,}", f"{what}, last of {count:,}"], strict=True):
+        yield [said, _form(places["samples"][index], ",.0f"), _form(places["tokens"][index], ",.0f"), _time(places["seconds"][index])]
+
+
+def _read_samples(path: Path) -> Iterable[tuple[int, str, str]]:
+    """Read samples, prompts and texts; lines that say something else are passed over, such as the last of a run that is being written."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return
+    for line in lines:
+        try:
+            one = json.loads(line)
+            yield int(one["samples"]), str(one["prompt"]), str(one["text"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+
+
+def _text_at(texts: dict[int, str], before: int, place: int) -> str:
+    """Give as HTML the newest of the texts (by places, ascending) up to a place and after the one before, and where it is from if it is not from there."""
+    places = list(texts)
+    found = bisect_right(places, place) - 1
+    if found < 0 or places[found] <= before:
+        return ""
+    where = "" if places[found] == place else f"<small>at {places[found]:,}</small> "
+    return where + html.escape(texts[places[found]])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], look: str, form: Callable[[str], str] = html.escape) -> str:
+    """Lay out a table that scrolls where it is too wide; its first column names the rows, `form` makes HTML of the others."""
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in heads)
+    body = "".join("<tr>" + f"<th>{html.escape(first)}</th>" + "".join(f"<td>{form(cell)}</td>" for cell in cells) + "</tr>"
+                   for first, *cells in rows)
+    return f'<div class="wide"><table class="{look}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _form(value: Any, form: str) -> str:
+    """Write a number, or a dash."""
+    return "–" if value is None or np.isnan(value) else format(value, form)
+
+
+def _time(seconds: float | None) -> str:
+    """Write a duration, or a dash."""
+    return "–" if seconds is None or np.isnan(seconds) else duration(seconds)

@@ -1,0 +1,294 @@
+"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Stats floor: numpy and the ground only."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+from .long_json import read_long_json
+
+Floats = NDArray[np.float64]
+
+FORMAT = 1
+KINDS = ("train", "validate")
+X_NAMES = ("samples", "tokens", "seconds")
+OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor", "lr", "grad_norm", "padding_share", "tokens_per_second", "data_wait_share",
+                    "skipped_batches", "forced_cuts")
+AUTOMATIC_FRACTION = 0.02
+AUTOMATIC_LEAST_POINTS = 20
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a stage lies on each of the x axes, and the lowest loss its texts allow (NaN where unknown)."""
+
+    name: str
+    begin: dict[str, float]
+    end: dict[str, float]
+    floor: float
+    done: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One statistics file.  Every array of `columns` is (rows,) float64, NaN where nothing was measured."""
+
+    path: Path
+    model: str
+    experiment: str
+    kind: str
+    stage: str | None
+    stages: tuple[Stage, ...]
+    resumes: dict[str, Floats]
+    saves: dict[str, Floats]
+    columns: dict[str, Floats]
+    sources: tuple[str, ...] = ()
+    """The sources that are told apart, the one with most tokens first; `source_column` names the column of each one's losses."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the last stage recorded here has not reached its end."""
+        return bool(self.stages) and not self.stages[-1].done
+
+    def points(self, x_name: str, y_name: str) -> tuple[Floats, Floats]:
+        """Give the rows where both values are known.
+
+        :param x_name: one of `X_NAMES`.
+        :param y_name: a column.
+        :return: x and y, of equal length.
+        """
+        x, y = self.columns[x_name], self.columns[y_name]
+        known = np.isfinite(x) & np.isfinite(y)
+        return x[known], y[known]
+
+    def last(self, name: str) -> float:
+        """Give the last known value of a column, NaN if there is none."""
+        values = self.columns[name]
+        known = values[np.isfinite(values)]
+        return float(known[-1]) if known.size else float("nan")
+
+    def lowest(self, name: str) -> float:
+        """Give the lowest known value of a column, NaN if there is none."""
+        values = self.columns[name]
+        return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
+
+    def borders(self, y_name: str) -> list[int]:
+        """Find where each stage but the first begins among the known values of a column.
+
+        Tokens tell: each row has more of them than the one before, while several rows may end within the same long sample.
+        """
+        tokens, _ = self.points("tokens", y_name)
+        return np.searchsorted(tokens, [stage.end["tokens"] for stage in self.stages[:-1]], side="right").tolist()
+
+    def smoothed(self, x_name: str, y_name: str, smoothing: float | None) -> tuple[Floats, Floats]:
+        """Give a column over x as a centred mean that never reaches across the end of a stage.
+
+        :param x_name: one of `X_NAMES`.
+        :param y_name: a column.
+        :param smoothing: see :func:`window_of`.
+        :return: x and y, of equal length.
+        """
+        x, y = self.points(x_name, y_name)
+        return x, smooth(y, window_of(smoothing, len(y)), self.borders(y_name))
+
+    def skipped(self, x_name: str) -> Floats:
+        """Give the places of the rows in which batches were passed over."""
+        return self.columns[x_name][np.nan_to_num(self.columns["skipped_batches"]) > 0]
+
+
+def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
+    """Read all statistics files of a folder; what a file is, its contents say, not its name.
+
+    :param folder: where the trainer writes.
+    :return: the curves, sorted by model, kind and stage (a model's whole run before its stages), and one line for each file that cannot be used.
+    :raises UserError: when the folder is missing.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--out-dir {folder}: no such folder; give the one that lmp_trainer writes its *_stats.json files into.")
+    curves: dict[tuple[str, str, str | None], Curve] = {}
+    faults = []
+    for path in sorted(path for kind in KINDS for path in folder.glob(f"*_{kind}_stats.json")):
+        try:
+            curve = read_curve(path)
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        twin = curves.setdefault((curve.model, curve.kind, curve.stage), curve)
+        if twin is not curve:
+            faults.append(f"statistics {path}: holds the same model, kind and stage as {twin.path.name}; move one of the two elsewhere.")
+    return sorted(curves.values(), key=lambda curve: (curve.model, curve.kind, curve.stage is not None, curve.path.name)), faults
+
+
+def read_curve(path: Path) -> Curve:
+    """Read one statistics file and check that it holds together.
+
+    :param path: the JSON file.
+    :return: its curve; unknown columns are left out.
+    :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
+    """
+    try:
+        return _curve_of(path, read_long_json(path, "statistics"))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"statistics {path}: damaged, or not written by lmp_trainer ({reason}); move it to another folder.") from None
+
+
+def source_column(source: str) -> str:
+    """Name the column of a source's losses."""
+    return f"loss of {source}"
+
+
+def window_of(smoothing: float | None, rows: int) -> int:
+    """Turn the wish of `--smooth` into a number of points.
+
+    :param smoothing: None = 2 % of the points, at least 5, and nothing below 20 points; under 1 a fraction of the points; else a number of points.
+    :param rows: length of the curve.
+    :return: the window, odd, 1 = no smoothing.
+    """
+    if smoothing is None:
+        window = max(5.0, rows * AUTOMATIC_FRACTION) if rows >= AUTOMATIC_LEAST_POINTS else 1.0
+    else:
+        window = smoothing * rows if smoothing < 1 else smoothing
+    return min(int(window), 2 * rows) // 2 * 2 + 1
+
+
+def smooth(values: Floats, window: int, borders: Sequence[int] = ()) -> Floats:
+    """Take the mean of the known values around each point; at both ends the window is cut off.
+
+    :param values: (rows,), NaN where unknown.
+    :param window: odd number of points, centred; 1 leaves the values as they are.
+    :param borders: indexes where a new part begins; no window reaches across one.
+    :return: (rows,), NaN where the window holds nothing known.
+    """
+    if window == 1:
+        return values
+    parts = [values[begin:end] for begin, end in itertools.pairwise([0, *borders, len(values)])]
+    return np.concatenate([_smooth_part(part, window) for part in parts])
+
+
+def difference(x: Floats, y: Floats, x_reference: Floats, y_reference: Floats) -> tuple[Floats, Floats]:
+    """Subtract a reference curve, interpolated linearly, where both curves have values; points with equal x count as one, with the mean of their y.
+
+    :param x: (rows,) finite and ascending.
+    :param y: (rows,) finite.
+    :param x_reference: (other rows,) finite and ascending.
+    :param y_reference: (other rows,) finite.
+    :return: the x that lie within the reference, and y minus the reference there.
+    """
+    if not len(x_reference):
+        return x[:0], y[:0]
+    (x, y), (x_reference, y_reference) = _merge_equal(x, y), _merge_equal(x_reference, y_reference)
+    inside = (x >= x_reference[0]) & (x <= x_reference[-1])
+    return x[inside], y[inside] - np.interp(x[inside], x_reference, y_reference)
+
+
+def thin(values: Floats, most: int) -> NDArray[np.intp]:
+    """Choose which points to draw, so that a long curve keeps every peak that could be seen.
+
+    :param values: (rows,) finite.
+    :param most: about how many points to keep.
+    :return: ascending indexes: of each stretch the lowest and the highest, and both ends.
+    """
+    rows = len(values)
+    if rows <= most:
+        return np.arange(rows)
+    width = -(-rows // (most // 2))
+    whole = rows // width * width
+    blocks = values[:whole].reshape(-1, width)
+    begins = np.arange(0, whole, width)
+    return np.unique(np.concatenate([[0], begins + blocks.argmin(axis=1), begins + blocks.argmax(axis=1), np.arange(whole, rows), [rows - 1]]))
+
+
+def _merge_equal(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Replace points with equal x by one with the mean of their y."""
+    places, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return places, np.bincount(inverse, weights=y, minlength=len(places)) / counts
+
+
+def _smooth_part(values: Floats, window: int) -> Floats:
+    """Centred mean within one part (see :func:`smooth`)."""
+    known, rows, half = np.isfinite(values), len(values), window // 2
+    if known.all():
+        ends = np.arange(half + 1.0, half + 1.0 + rows)
+        return _window_sums(values, window) / (np.minimum(ends, rows) - np.maximum(ends - window, 0.0))
+    counts = _window_sums(known.astype(np.float64), window)
+    sums = _window_sums(np.where(known, values, 0.0), window)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _window_sums(values: Floats, window: int) -> Floats:
+    """Sum every centred window from the end of one block and the start of the next.
+
+    One running sum over all would do it too, but a single huge loss would wash out all that comes after it.
+    """
+    rows, half = len(values), window // 2
+    padded = np.zeros(-(-(rows + 2 * half) // window) * window)
+    padded[half : half + rows] = values
+    blocks = padded.reshape(-1, window)
+    heads = np.cumsum(blocks, axis=1).ravel()
+    tails = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1].copy()
+    tails[:, 0] = 0.0  # a window that begins with a block ends with it
+    return heads[window - 1 : window - 1 + rows] + tails.ravel()[:rows]
+
+
+def _curve_of(path: Path, content: Any) -> Curve:
+    """Build the curve of parsed JSON; raises whatever Python does where something is missing or of a wrong type."""
+    if not isinstance(content, dict):
+        raise ValueError("it is not an object")
+    if content["format"] != FORMAT:
+        raise ValueError(f"its format is {content['format']}, this program reads {FORMAT}")
+    if content["kind"] not in KINDS:
+        raise ValueError(f"its kind is {content['kind']!r}, not one of {', '.join(KINDS)}")
+    clock = content["clock"]
+    sources = {str(name): said for name, said in content.get("sources", {}).items() if "columns" in said}  # a whole run has figures of sources, no curves
+    losses = {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
+    times = clock.get("stages") or []
+    return Curve(
+        path=path,
+        model=str(content["model"]),
+        experiment=str(content["experiment"]),
+        kind=content["kind"],
+        stage=None if content["stage"] is None else str(content["stage"]),
+        stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
+        resumes=_places_of(clock.get("resumes") or []),
+        saves=_places_of(clock.get("saves") or []),
+        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "saves", "stages")}}, losses),
+        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])),
+    )
+
+
+def _places_of(places: list[dict[str, float]]) -> dict[str, Floats]:
+    """Turn places into an array for each x."""
+    return {name: np.array([place.get(name) for place in places], dtype=np.float64) for name in X_NAMES}
+
+
+def _columns_of(lists: dict[str, Any], more: dict[str, Any]) -> dict[str, Floats]:
+    """Turn the lists, those that are known by name and more of them, into arrays of one length, with NaN for null and for columns that need not be."""
+    rows = len(lists["samples"])
+    needed = ("samples", "tokens", "seconds", "loss")
+    columns = {name: np.array(lists[name], dtype=np.float64) for name in needed}
+    columns |= {name: np.array(lists[name], dtype=np.float64) if name in lists else np.full(rows, np.nan) for name in OPTIONAL_COLUMNS}
+    columns |= {name: np.array(values, dtype=np.float64) for name, values in more.items()}
+    for name, values in columns.items():
+        if values.shape != (rows,):
+            raise ValueError(f"column {name} has {len(values)} values, samples has {rows}")
+        values[~np.isfinite(values)] = np.nan
+    return columns
+
+
+def _stage_of(stage: dict[str, Any], time: dict[str, Any]) -> Stage:
+    """Build a stage of its place in the text and its place in time."""
+    places = {**stage, **time}
+    begin, end = ({name: _number(places.get(f"{side}_{name}")) for name in X_NAMES} for side in ("from", "to"))
+    return Stage(str(stage["name"]), begin, end, _number(stage.get("floor_nats_per_token")), bool(stage["done"]))
+
+
+def _number(value: Any) -> float:
+    """Read a number, NaN for null."""
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,121 @@
+"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Stats floor: runs and the ground."""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import read_json_or_yaml
+from ..words import compact, cut, duration
+from .runs import Curve
+
+# Settings that differ between any two runs, or that say nothing of what was trained; a plan is compared stage by stage.
+_DULL = ("model", "given", "plan", "out_dir", "model_args", "describe", "inspect", "check_plan", "show_samples", "show_batch", "json", "reset_history",
+         "use_config", "dump_config", "quiet", "verbose", "log_json", "track", "callback", "sample_prompts", "sample_tokens", "data_workers", "keep",
+         "resume", "time_limit", "max_steps", "max_samples_this_run", "save_weights_only")
+_LOSS = "{:.4f}".format
+# The columns: heading, key of `describe_runs`, how a value is written.
+_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("model", "model", str), ("experiment", "experiment", str), ("samples", "samples", compact), ("tokens", "tokens", compact),
+    ("time", "seconds", duration), ("tokens/s", "tokens_per_second", compact), ("train loss", "train_loss", _LOSS),
+    ("validation", "validation_loss", _LOSS), ("best loss", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
+    ("best bits", "best_bits_per_byte", _LOSS))
+_MOST_CELL = 32  # letters of a setting
+
+
+def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]:
+    """Say what each run reached.
+
+    :param curves: all that was read of a folder.
+    :param folder: that folder, for the settings.
+    :return: a dictionary a run: the newest and the lowest figures, None where unknown, and `settings`, those that differ between the runs.
+    """
+    names = list(dict.fromkeys(curve.model for curve in curves))
+    differing = differing_settings({name: read_settings(folder, name) for name in names})
+    runs = []
+    for name in names:
+        mine = [curve for curve in curves if curve.model == name]
+        whole = {curve.kind: curve for curve in mine if curve.stage is None}
+        train, validation = whole.get("train"), whole.get("validate")
+        tokens, seconds = _figure(train, Curve.last, "tokens"), _figure(train, Curve.last, "seconds")
+        runs.append({
+            "model": name, "experiment": (train or validation or mine[0]).experiment, "running": any(curve.running for curve in whole.values()),
+            "samples": _figure(train, Curve.last, "samples"), "tokens": tokens, "seconds": seconds,
+            "tokens_per_second": tokens / seconds if tokens is not None and seconds else None, "train_loss": _figure(train, Curve.last, "loss"),
+            "validation_loss": _figure(validation, Curve.last, "loss"), "best_validation_loss": _figure(validation, Curve.lowest, "loss"),
+            "bits_per_byte": _figure(validation, Curve.last, "bits_per_byte"), "best_bits_per_byte": _figure(validation, Curve.lowest, "bits_per_byte"),
+            "settings": {key: values[name] for key, values in differing.items()}})
+    return runs
+
+
+def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out a line for each run, with `-` for what is not known, and below a line for each setting that differs.
+
+    :param runs: what `describe_runs` gives.
+    :return: the lines.
+    """
+    rows = [[heading for heading, _, _ in _COLUMNS], *([_cell(run[key], form) for _, key, form in _COLUMNS] for run in runs)]
+    text = _align(rows, "<<" + ">" * (len(_COLUMNS) - 2))
+    keys = list(runs[0]["settings"])
+    if keys:
+        settings = [["settings that differ", *(cut(run["model"], _MOST_CELL) for run in runs)],
+                    *([key, *(cut(show(run["settings"][key]), _MOST_CELL) for run in runs)] for key in keys)]
+        text += "\n\n" + _align(settings, "<" * (len(runs) + 1))
+    return text
+
+
+def read_settings(folder: Path, name: str) -> dict[str, Any]:
+    """Read the settings beside the statistics of a run; missing or damaged ones are none: what can be shown is shown."""
+    try:
+        content = read_json_or_yaml(folder / f"{name}_settings.json", "settings")
+    except (UserError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def differing_settings(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Find the settings that are not the same in all runs.
+
+    :param settings: of each run; runs without any are not compared.
+    :return: for each setting that differs its value in every run, None where it has none; those of a plan's stages as STAGE.KEY.
+    """
+    flat = {name: _flatten(one) for name, one in settings.items() if one}
+    keys = dict.fromkeys(key for one in flat.values() for key in one)
+    differing = [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in flat.values()}) > 1]
+    return {key: {name: flat.get(name, {}).get(key) for name in settings} for key in differing}
+
+
+def show(value: Any) -> str:
+    """Write a setting."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
+    """Put model arguments and the stages of the plan beside the settings."""
+    arguments, plan = settings.get("model_args"), settings.get("plan")
+    stages = plan.get("stages") if isinstance(plan, dict) else None
+    flat = {key: value for key, value in settings.items() if key not in _DULL}
+    flat |= arguments if isinstance(arguments, dict) else {}
+    for stage in stages if isinstance(stages, list) else ():
+        flat |= {f"{stage.get('name')}.{key}": value for key, value in stage.items() if key != "name"} if isinstance(stage, dict) else {}
+    return flat
+
+
+def _figure(curve: Curve | None, pick: Callable[[Curve, str], float], name: str) -> float | None:
+    """Take one value of a curve, None where there is none."""
+    value = math.nan if curve is None else pick(curve, name)
+    return None if math.isnan(value) else value
+
+
+def _cell(value: Any, form: Callable[[Any], str]) -> str:
+    """Write a value, or `-` where there is none."""
+    return "-" if value is None else form(value)
+
+
+def _align(rows: Sequence[Sequence[str]], sides: str) -> str:
+    """Lay out columns, each to its side."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip() for row in rows)

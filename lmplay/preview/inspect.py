@@ -1,0 +1,118 @@
+"""`--inspect`: what a checkpoint holds, without building a model or reading its tensors.  Engine floor."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoints import format as checkpoint
+from ..plan.settings import Settings, setting_names
+
+_CHECKSUMS = {True: "right", False: "wrong", None: "none"}
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """Read what a checkpoint, or a file of weights alone, says of itself.
+
+    :param path: the file.
+    :return: plain values; what the file does not have is left out.
+    :raises UserError: when it cannot be read at all.
+    """
+    content = checkpoint.read(path, mmap=True, check=False)
+    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[checkpoint.verify(path)],
+                              "format": content["format"], "versions": content.get("versions", {})}
+    parts = {name: part for name, part in content.items() if isinstance(part, dict) and "state" in part}
+    if "model" in parts:
+        result["model"] = _model(parts["model"])
+    if "curriculum" in parts and "runner" in parts:
+        result["stages"] = _stages(parts["curriculum"], parts["runner"]["state"].get("step_stats", {}))
+    if "runner" in parts:
+        result["run"] = {**_progress(parts["runner"]["state"]["stats"]), "seconds": parts["runner"]["state"]["clock"]["seconds"],
+                         "resumes": len(parts["runner"]["state"]["clock"]["resumes"])}
+        result["settings"] = _changed(parts["runner"]["state_args"]["settings"])
+    result["bytes_by_component"] = {name: _tensor_bytes(part["state"]) for name, part in parts.items()}
+    return result
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """Write what :func:`inspect` gave for people, in lines."""
+    lines = [f"file        {found['file']}: {found['bytes']:,} bytes, checksum {found['checksum']}",
+             f"written by  {', '.join(f'{name} {version}' for name, version in found['versions'].items())} (format {found['format']})"]
+    if "model" in found:
+        model = found["model"]
+        lines.append(f"model       {model['experiment']}: {model['parameters']:,} parameters, {_pairs(model['args'])}")
+        lines.append(f"tokenizer   {model['tokenizer']}")
+    if "run" in found:
+        lines += [f"trained     {_said(found['run'])}", f"            in {found['run']['seconds']:,.0f} s, resumed {found['run']['resumes']} times"]
+    for number, stage in enumerate(found.get("stages", ()), 1):
+        lines.append(f"stage {number:<6}{stage['name']} ({stage['is']}){': ' if 'samples' in stage else ''}{_said(stage)}")
+    if "settings" in found:
+        lines.append(f"settings    {_pairs(found['settings']) or 'the defaults'}")
+    lines += [f"size        {name:<14}{size:>16,} bytes of tensors" for name, size in found["bytes_by_component"].items()]
+    return "\n".join(lines)
+
+
+def _model(part: dict[str, Any]) -> dict[str, Any]:
+    """Say what the model is; a weight that two modules share counts once."""
+    built = part["state_args"]
+    weights = {tensor.untyped_storage().data_ptr(): tensor.numel() for tensor in part["state"].values()}
+    return {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
+
+
+def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:
+    """Say how far each stage of the plan is."""
+    plan = part["state_args"]["plan"]["stages"]
+    result = []
+    for stage, state in zip(plan, part["state"]["stages"], strict=False):
+        progress = "done" if state["done"] else "begun" if state["fingerprints"] is not None else "to do"
+        result.append({"name": stage["name"], "is": progress, **(_progress(stats[stage["name"]]) if stage["name"] in stats else {})})
+    return result
+
+
+def _progress(stats: dict[str, Any]) -> dict[str, Any]:
+    """Say how much has been trained on, and the losses: of the newest row of the history, the best and the final validation."""
+    rows = stats["train"]["rows"]
+    last = rows["loss_sum"][-1] / rows["n_tokens"][-1] if rows["n_tokens"] and rows["n_tokens"][-1] else None
+    return {"samples": stats.get("total_train_samples", 0), "tokens": stats.get("total_train_tokens", 0), "steps": stats.get("total_train_steps", 0),
+            "loss": last, "best_validation": stats["best"], "final_validation": stats["final"]}
+
+
+def _changed(settings: dict[str, Any]) -> dict[str, Any]:
+    """List the settings that are not the defaults of this version."""
+    defaults = Settings()
+    return {name: settings[name] for name in setting_names() if name in settings and settings[name] != getattr(defaults, name)}
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Count the bytes of all tensors in nested values; memory that two share counts once."""
+    storages: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            storages[value.untyped_storage().data_ptr()] = value.numel() * value.element_size()
+        elif isinstance(value, (dict, list)):
+            for part in value.values() if isinstance(value, dict) else value:
+                visit(part)
+
+    visit(value)
+    return sum(storages.values())
+
+
+def _said(progress: dict[str, Any]) -> str:
+    """Write samples, tokens, steps and losses, as far as they are there."""
+    if "samples" not in progress:
+        return ""
+    text = f"{progress['samples']:,} samples, {progress['tokens']:,} tokens, {progress['steps']:,} steps"
+    if progress["loss"] is not None:
+        text += f", loss {progress['loss']:.3f}"
+    for name in ("best", "final"):
+        validation = progress[f"{name}_validation"]
+        if validation is not None:
+            text += f", {name} validation {validation['loss']:.3f}"
+    return text
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    """Write names with their values."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())

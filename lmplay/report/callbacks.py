@@ -1,0 +1,190 @@
+"""Who hears of a run while it goes on (`--track`, `--callback`), and what is kept so that they hear everything once.  Engine floor, no torch."""
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from glob import escape
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
+
+from ..stats.figures import Progress
+from ..stats.histories import TRAIN_COLUMNS, VALIDATE_COLUMNS, History, ModelStats, derive, source_losses
+from ..track.callback import Callbacks, RunInfo
+
+_TRAIN = (*TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
+_VALIDATE = (*VALIDATE_COLUMNS, "seconds")
+# Seconds that drawing the plots at the end may take.
+_DRAWING_SECONDS = 120.0
+
+Figures = dict[str, Any]
+_NO_SOURCES: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+
+class Notifier:
+    """Tells callbacks what happens, in the main thread, with the figures that the statistics files hold.
+
+    The validation that ends a stage shares its row of the statistics with a regular one at the same step; callbacks hear both, so their figures are kept here.
+    """
+
+    def __init__(self, callbacks: Callbacks | None = None):
+        """
+        :param callbacks: who listens.
+        """
+        self._callbacks = callbacks or Callbacks()
+        self.identity = uuid4().hex[:12]
+        self._newest: Figures | None = None  # the newest regular validation
+        self._apart: dict[str, list[Figures]] = {"validation": [], "final_validation": []}  # of the steps at which stages ended
+        self._later: queue.SimpleQueue[tuple[str, Figures]] = queue.SimpleQueue()
+
+    @property
+    def wants_pictures(self) -> bool:
+        """Whether the plots are to be drawn at the end."""
+        return any(member.wants_pictures for member in self._callbacks.members.values())
+
+    def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats, by_stage: Sequence[ModelStats],
+              samples: list[Figures]) -> None:
+        """Say that a run begins or goes on, and what it has done so far.
+
+        :param name: the model file's, without its suffix.
+        :param folder: where statistics go.
+        :param settings: resolved.
+        :param plan: what it follows.
+        :param stats: of the whole run.
+        :param by_stage: of its stages, which tell sources apart.
+        :param samples: what has been written (see :meth:`samples`).
+        """
+        if not self._callbacks.members:
+            return
+        finals = list(self._apart["final_validation"])  # a copy: callbacks may read it in a thread of their own
+        ends = {figures["step"] for figures in finals}
+        validations = _past(stats.validate, [part.validate for part in by_stage], _VALIDATE)
+        regular = [row for row in validations if row["step"] not in ends] + self._apart["validation"]
+        past = {"train": _past(stats.train, [part.train for part in by_stage], _TRAIN),
+                "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals, "samples": samples}
+        self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
+
+    def train(self, progress: Progress, sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
+        """Say that a step has been done.
+
+        :param progress: where the run was after it.
+        :param sums: what happened in it.
+        :param sources: loss sum and tokens of each source, where they are told apart.
+        """
+        if self._callbacks.members:
+            self._tell_later()
+            self._callbacks.train(_row(progress, sums, sources, _TRAIN))
+
+    def validation(self, progress: Progress, sums: Mapping[str, float], final: bool,
+                   sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
+        """Say that a validation has been done; see :meth:`train`."""
+        figures = _row(progress, sums, sources, _VALIDATE)
+        if not final:
+            self._newest = figures
+        else:
+            self._apart["final_validation"].append(figures)
+            if self._newest is not None and self._newest["step"] == figures["step"]:
+                self._apart["validation"].append(self._newest)
+        self._tell_later()
+        self._callbacks.validation(figures, final)
+
+    def samples(self, rows: list[Figures]) -> None:
+        """Say what the model has written; see :class:`lmplay.track.callback.Callback`."""
+        self._tell_later()
+        self._callbacks.samples(rows)
+
+    def event(self, kind: str, progress: Progress, stage: str | None) -> None:
+        """Say that something else has happened; see :class:`lmplay.track.callback.Callback`."""
+        self._tell_later()
+        self._callbacks.event(kind, _place(progress, stage))
+
+    def event_elsewhere(self, kind: str, progress: Progress, stage: str | None) -> None:
+        """Take note of an event in another thread; it is told with the next that happens in the main one."""
+        self._later.put((kind, _place(progress, stage)))
+
+    def end(self, status: str, draw: Callable[[], Sequence[Path]]) -> None:
+        """Say that the run ends.
+
+        :param status: "done", "stopped" or "failed".
+        :param draw: draws the plots.
+        """
+        if self._callbacks.members:
+            self._tell_later()
+            self._callbacks.end(status, list(draw()) if status == "done" and self.wants_pictures else [])
+
+    def state(self) -> dict[str, Any]:
+        """Give what must be known to go on, as plain values; it depends on the clock and on chance."""
+        return {"identity": self.identity, "newest": self._newest, "apart": {kind: list(rows) for kind, rows in self._apart.items()},
+                "states": self._callbacks.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Become what `state` says."""
+        self.identity, self._newest = state["identity"], state["newest"]
+        self._apart = {kind: list(rows) for kind, rows in state["apart"].items()}
+        self._callbacks.restore(state["states"])
+
+    def begin_another(self) -> None:
+        """Be another run from here on: an earlier state is gone on with, and what was told of the later ones belongs to a history that ends there."""
+        self.identity = uuid4().hex[:12]
+
+    def _tell_later(self) -> None:
+        """Tell what has happened in other threads."""
+        while not self._later.empty():
+            self._callbacks.event(*self._later.get_nowait())
+
+
+def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path]:
+    """Draw a run's statistics, in a process of its own; what goes wrong there is told and stops nothing.
+
+    :param folder: the output folder.
+    :param name: the run's.
+    :param say: tells the user.
+    :return: the pictures.
+    """
+    command = [sys.executable, "-m", "lmplay.plotstats", "--out-dir", str(folder), "--models", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DRAWING_SECONDS, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        say(f"WARNING: the plots could not be drawn ({error}).")
+        return []
+    if done.returncode:
+        say(f"WARNING: the plots could not be drawn: {done.stderr.strip()}")
+    whole = [folder / f"{name}_{kind}_stats.png" for kind in ("train", "validate")]
+    return [picture for picture in whole if picture.exists()] + sorted(folder.glob(f"{escape(name)}_step_*_stats.png"))
+
+
+def _rows(history: History, names: Sequence[str]) -> list[Figures]:
+    """Give the rows of a history as the statistics files have them."""
+    columns = derive(history)
+    return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
+
+
+def _past(history: History, by_stage: Sequence[History], names: Sequence[str]) -> list[Figures]:
+    """Give the rows of a history with the losses of the sources; where these were thinned otherwise, in rows that have nothing else."""
+    rows = {row["step"]: row for row in _rows(history, names)}
+    for part in by_stage:
+        for source in part.sources:
+            for step, loss in zip(part.rows["step"], source_losses(part, source), strict=True):
+                if loss is not None:
+                    rows.setdefault(step, {**dict.fromkeys(names), "step": step})[_loss_of(source)] = loss
+    return [rows[step] for step in sorted(rows)]
+
+
+def _place(progress: Progress, stage: str | None) -> Figures:
+    """Say where an event happened."""
+    return {"step": progress.step, "samples": progress.samples, "tokens": progress.tokens, "stage": stage}
+
+
+def _row(progress: Progress, sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]], names: Sequence[str]) -> Figures:
+    """Give a step or validation as a row of the statistics files, with the losses of the sources."""
+    history = History()
+    history.add(sources, **progress._asdict(), **sums)
+    return _rows(history, names)[0] | {_loss_of(source): source_losses(history, source)[0] for source in history.sources}
+
+
+def _loss_of(source: str) -> str:
+    """Name the figure."""
+    return f"source/{source}/loss"

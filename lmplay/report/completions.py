@@ -1,0 +1,152 @@
+"""What the model writes while it learns (`--sample-prompts`): at each validation it goes on with the same prompts.  Engine floor.
+
+NAME_samples.jsonl has a JSON object a line: step, samples, stage, prompt, text.  It follows the checkpoint: what comes after it is written again.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..data.permutation import mix
+from ..device.memory import is_out_of_memory
+from ..errors import UserError
+from ..files import write_text
+from ..stats.figures import Progress
+from ..tokenizer import Tokenizer
+from ..writing.generation import generate
+from ..writing.sampling import Sampling
+
+# As lmp_generator has it by default.
+_SAMPLING = Sampling(temperature=0.8)
+# Prompts that go through the device side by side.
+_AT_ONCE = 16
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Read a prompt a line; an empty line is an empty prompt.
+
+    :param path: a text file, UTF-8.
+    :return: the prompts, each once.
+    :raises UserError: when it cannot be read or has no line.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.rstrip("\n") for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--sample-prompts {path}: cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8 text'}).") from None
+    if not lines:
+        raise UserError(f"--sample-prompts {path}: is empty; write a prompt a line (an empty line lets the model begin).")
+    return list(dict.fromkeys(lines))
+
+
+@dataclass
+class CompletionWriter:
+    """Lets the model go on with prompts, and appends what it writes to a file.
+
+    :param prompts: none, and nothing is done.
+    :param path: the file.
+    :param tokens: write no more than so many for each prompt.
+    :param seed: the run's; what is written depends on it, the step and the prompt's place, and draws no random numbers of the training's.
+    :param say: tells the user.
+    """
+
+    prompts: list[str]
+    path: Path
+    tokens: int
+    seed: int
+    say: Callable[[str], None]
+    _newest: float = -1  # the step of the newest lines
+    _told: bool = False
+
+    def begin(self, step: float) -> list[dict[str, Any]]:
+        """Cut the file back.
+
+        :param step: that of the checkpoint; 0 = a new run.
+        :return: what is left in it.
+        """
+        if not self.path.exists():
+            return []
+        kept, rows = [], []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):  # a line that a kill has cut off
+                row = json.loads(line)
+                if step and row["step"] <= step:
+                    kept.append(line)
+                    rows.append(row)
+                    self._newest = row["step"]
+        try:
+            write_text(self.path, "".join(f"{line}\n" for line in kept))
+        except OSError as error:
+            self._warn(error)
+        return rows
+
+    def write(self, model: nn.Module, tokenizer: Tokenizer, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
+        """Go on with the prompts.
+
+        :param model: in any mode, which it keeps.
+        :param tokenizer: the model's.
+        :param context_len: the most tokens that it shall read.
+        :param step: the optimizer step that it has done.
+        :param interrupted: asked before each token.
+        :return: what comes after each prompt; None when interrupted. Empty where there is nothing to do, or it has been done at this step.
+        """
+        if not self.prompts or step == self._newest:
+            return []
+        ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts]
+        seeds = [mix(self.seed, int(step), number) >> 1 for number in range(len(ids))]
+        new: list[list[int]] = [[] for _ in ids]
+        was_training = model.training
+        try:
+            for first in range(0, len(ids), _AT_ONCE):
+                part = slice(first, first + _AT_ONCE)
+                for tokens in generate(model, ids[part], tokenizer.end_id, context_len, _SAMPLING, seeds[part], self.tokens):
+                    if interrupted():
+                        return None
+                    for text, token in zip(new[part], tokens, strict=True):
+                        if token is not None:
+                            text.append(token)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._warn(MemoryError("out of memory"))
+            return []
+        finally:
+            model.train(was_training)
+        return [tokenizer.decode(text) for text in new]
+
+    def keep(self, texts: list[str], progress: Progress, stage: str) -> list[dict[str, Any]]:
+        """Append what has been written; a file that cannot be written is told of, once.
+
+        :param texts: as :meth:`write` gave them.
+        :param progress: where the run is.
+        :param stage: the stage at work.
+        :return: the lines.
+        """
+        if not texts:
+            return []
+        self._newest = progress.step
+        rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, "prompt": prompt, "text": text}
+                                      for prompt, text in zip(self.prompts, texts, strict=True)]
+        try:
+            with open(self.path, "ab") as file:
+                file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._warn(error)
+        return rows
+
+    def _warn(self, error: OSError | MemoryError) -> None:
+        """Tell what is wrong, once."""
+        if not self._told:
+            self.say(f"WARNING: --sample-prompts: {self.path} lacks what the model writes ({getattr(error, 'strerror', None) or error}); training goes on.")
+        self._told = True
+
+
+def _line(row: dict[str, Any]) -> str:
+    """Write a line of JSON, which no program takes for two."""
+    return json.dumps(row, ensure_ascii=False).translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}) + "\n"

@@ -1,0 +1,175 @@
+"""Loading a tokenizer from files, this machine's cache or the hub, and training one.  Ground floor; `tokenizers` and `transformers` load on demand."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..hub import hub_problem
+from .tokenizer import END_TOKEN, SMALLEST_VOCAB, Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# What a special token for the end of a text is called in the vocabularies people use, in order of preference.
+_END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
+# Kinds of tokenizer, as tokenizer_config.json names them, of which tokenizer.json says all.
+_WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+_WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
+             "or --tokenizer bytes.")
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Load a tokenizer by what the user said (not `train:N`, see :func:`train_tokenizer`).
+
+    :param name: `bytes`, a folder of tokenizer files, a tokenizer.json, or a name of the hub.
+    :return: the tokenizer.
+    :raises UserError: when it cannot be had, with the ways out.
+    """
+    if name == "bytes":
+        return Tokenizer({"kind": "bytes", "name": "bytes"})
+    path = Path(name).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return _finish(_from_files(path), name)
+    return _finish(_from_hub(name), name)
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE; the same texts give the same tokenizer.
+
+    :param texts: what to learn from.
+    :param vocab_size: tokens, the 256 bytes and the end token included; fewer come out where the text is too short for more.
+    :return: the tokenizer.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    fast = tokenizers.Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_TOKEN], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    fast.train_from_iterator(texts, trainer)
+    return _finish(_Found(fast, END_TOKEN), f"train:{vocab_size}")
+
+
+def trained_size(name: str) -> int | None:
+    """Read `train:N`.
+
+    :param name: what the user said.
+    :return: N, or None when it is another kind of tokenizer.
+    :raises UserError: when N is not a number or too small.
+    """
+    kind, colon, size = name.partition(":")
+    if kind != "train" or not colon:
+        return None
+    if not size.isdecimal() or int(size) < SMALLEST_VOCAB:
+        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096.")
+    return int(size)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A tokenizer as its files have it, and what stands beside it: the texts of its end and begin tokens, its chat template."""
+
+    fast: tokenizers.Tokenizer
+    end: str | None = None
+    begin: str | None = None
+    chat_template: str | None = None
+
+
+def _from_files(path: Path) -> _Found:
+    """Read tokenizer.json, or the older pair vocab.json and merges.txt."""
+    import json
+
+    import tokenizers
+    from tokenizers import ByteLevelBPETokenizer
+
+    file = path if path.suffix == ".json" else path / "tokenizer.json"
+    try:
+        config, jinja = file.parent / "tokenizer_config.json", file.parent / "chat_template.jinja"
+        said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        template = jinja.read_text(encoding="utf-8") if jinja.is_file() else said.get("chat_template")
+        beside = _text_of(said.get("eos_token")), _text_of(said.get("bos_token")), _default_template(template)
+        if file.is_file():
+            return _Found(tokenizers.Tokenizer.from_file(str(file)), *beside)
+        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+            pair = ByteLevelBPETokenizer(str(path / "vocab.json"), str(path / "merges.txt"))
+            return _Found(tokenizers.Tokenizer.from_str(pair.to_str()), *beside)
+    except Exception as error:  # the library raises bare Exception for a broken file
+        raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
+    raise UserError(f"tokenizer {path}: no tokenizer.json and no vocab.json with merges.txt there. {_WAYS_OUT}")
+
+
+def _text_of(token: Any) -> str | None:
+    """Read a token of tokenizer_config.json, which is a text or says more about it."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _default_template(template: Any) -> str | None:
+    """Choose the chat template: the only one, or of several the one named "default"."""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _from_cache(name: str) -> _Found | None:
+    """Read the files of a hub name that this machine has, if they say all there is to know: `transformers` takes seconds to import."""
+    import json
+
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        paths = [try_to_load_from_cache(name, file) for file in ("tokenizer.json", "tokenizer_config.json", "config.json")]
+        fast, said, model = (json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str) else {} for path in paths)
+    except (OSError, ValueError):  # a damaged file, or what can be no name of the hub
+        return None
+    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(model.get("model_type")))
+    stated = "eos_token" in said or kind == "GPT2Tokenizer"
+    added = {token["id"]: token["content"] for token in fast.get("added_tokens", ())}
+    same = all(added.get(int(number)) == token["content"] for number, token in said.get("added_tokens_decoder", {}).items())
+    if not isinstance(paths[0], str) or kind not in _WHOLE_IN_FILE or not stated or not same or said.get("add_prefix_space"):
+        return None
+    found = _from_files(Path(paths[0]).parent)
+    return found if found.end else replace(found, end=END_TOKEN, begin=END_TOKEN)
+
+
+def _from_hub(name: str) -> _Found:
+    """Load by hub name: from this machine's cache, else from the hub if it answers."""
+    cached = _from_cache(name)
+    if cached is not None:
+        return cached
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except Exception:  # not in the cache: OSError, ValueError, ImportError … depending on what is missing
+        reason = hub_problem()
+        if reason is None:
+            try:
+                loaded = AutoTokenizer.from_pretrained(name)
+            except Exception as error:
+                reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+        if reason is not None:
+            raise UserError(f"tokenizer '{name}': not in this machine's cache, and the hub did not give it ({reason}). {_WAYS_OUT}") from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"tokenizer '{name}': it has no fast form (tokenizer.json), which lmplay needs. {_WAYS_OUT}")
+    return _Found(backend, loaded.eos_token, loaded.bos_token, _default_template(loaded.chat_template))
+
+
+def _finish(found: _Found, name: str) -> Tokenizer:
+    """Settle the end token, adding one where the vocabulary has none, and drop what would add tokens by itself."""
+    import tokenizers
+
+    fast, candidates = found.fast, [found.end] if found.end else []
+    end_id = next((i for i in map(fast.token_to_id, (*candidates, *_END_NAMES)) if i is not None), None)
+    if end_id is None:
+        fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
+        end_id = fast.token_to_id(END_TOKEN)
+    beside = {"chat_template": found.chat_template, "begin_text": found.begin}
+    return Tokenizer({"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}})

@@ -1,0 +1,182 @@
+"""Tokenizers: text to token ids with character positions, and back.  Ground floor; `tokenizers` and `transformers` load on demand.
+
+A tokenizer here is three things: an encoder that knows where in the text each token starts, a decoder, and an end token, which
+also starts a sample that has no prompt.  It may know how chats are written (`chat_template`).  It can say all of itself as a small plain
+value (`spec`), which checkpoints carry.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from .byte_pairs import BytePairs, same_as
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tokenizers
+
+END_TOKEN = "<|endoftext|>"
+# The smallest byte-level vocabulary: 256 bytes and the end token.
+SMALLEST_VOCAB = 257
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text as tokens.
+
+    `ids` has n token ids; `starts` has n+1 character positions, rising from 0 to the length of the text: token k is
+    ``text[starts[k]:starts[k+1]]``; `cuttable` has n+1 flags, False where the border before token k lies inside a character.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    cuttable: np.ndarray
+
+
+class Tokenizer:
+    """Bytes, or any fast tokenizer of the `tokenizers` library."""
+
+    def __init__(self, spec: dict[str, Any]):
+        """Build from what :attr:`spec` said.
+
+        :param spec: `kind` ("bytes" or "fast"), `name` (what the user asked for) and, for "fast", `json` (the tokenizer.json) and `end_id`; where there
+            are any, `chat_template` (Jinja) and `begin_text` (the text of the token for the beginning of a text).
+        """
+        self.spec = spec
+        self.name: str = spec["name"]
+        self.chat_template: str | None = spec.get("chat_template")
+        self.begin_text: str = spec.get("begin_text", "")
+        self._fast: tokenizers.Tokenizer | None = None
+        self._pairs: BytePairs | None = None
+        if spec["kind"] == "bytes":
+            self.vocab_size, self.end_id = SMALLEST_VOCAB, SMALLEST_VOCAB - 1
+        else:
+            import tokenizers
+
+            self._fast = tokenizers.Tokenizer.from_str(spec["json"])
+            self._fast.no_truncation()
+            self._fast.no_padding()
+            self._fast.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
+            self._pairs = same_as(self._fast)
+            # Ids may have gaps: the model needs a row for the largest.
+            self.vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+            self.end_id = spec["end_id"]
+        self._byte_lengths = self._count_bytes()
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[dict[str, Any]]]:
+        """Go to another process by what :attr:`spec` says."""
+        return Tokenizer, (self.spec,)
+    @property
+    def end_text(self) -> str:
+        """The text that stands for the end token in markup."""
+        return (self._fast.id_to_token(self.end_id) if self._fast is not None else None) or END_TOKEN
+
+    def encode(self, text: str) -> Encoded:
+        """Turn text into tokens, without special tokens.
+
+        :param text: any text.
+        :return: ids, and the character position of each token.
+        """
+        import numpy as np
+
+        if self._fast is None:
+            data = text.encode("utf-8", "surrogatepass")
+            return self._place(np.frombuffer(data, dtype=np.uint8).astype(np.int32), text)
+        ids = self._pairs.encode(text) if self._pairs is not None else None
+        if ids is not None:
+            return self._place(ids, text)
+        return self._encode_with(self._fast, text)
+
+    def encode_markup(self, text: str) -> Encoded:
+        """Turn the text of a chat template into tokens: special tokens in it are special tokens.
+
+        :param text: any text.
+        :return: ids, and the character position of each token.
+        """
+        import numpy as np
+
+        if self._fast is not None:
+            return self._encode_with(self._markup, text)
+        first, *others = (np.frombuffer(part.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.int32) for part in text.split(END_TOKEN))
+        return self._place(np.concatenate([first, *(ids for part in others for ids in ([self.end_id], part))]).astype(np.int32), text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn token ids into text; the end token becomes nothing, broken UTF-8 the replacement character.
+
+        :param ids: token ids.
+        :return: the text.
+        """
+        kept = [int(i) for i in ids if i != self.end_id]
+        if self._fast is None:
+            return bytes(i for i in kept if i < 256).decode("utf-8", "replace")
+        return self._fast.decode(kept, skip_special_tokens=False)
+
+    @cached_property
+    def _markup(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, but special tokens in a text are special."""
+        import tokenizers
+
+        assert self._fast is not None
+        fast = tokenizers.Tokenizer.from_str(self.spec["json"])
+        fast.no_truncation()
+        fast.no_padding()
+        return fast
+
+    def _count_bytes(self) -> np.ndarray | None:
+        """Give the length in bytes of each token of a byte-level vocabulary; None where tokens are not bytes."""
+        import numpy as np
+
+        lengths = np.ones(self.vocab_size, dtype=np.int64)
+        if self._fast is None:
+            lengths[self.end_id] = len(END_TOKEN)  # which only markup has
+            return lengths
+        if "ByteLevel" not in repr(self._fast.pre_tokenizer) or "add_prefix_space=True" in repr(self._fast.pre_tokenizer):
+            return None
+        for token, i in self._fast.get_vocab(with_added_tokens=False).items():
+            lengths[i] = len(token)  # byte-level vocabularies write each byte as one printable character
+        for i, added in self._fast.get_added_tokens_decoder().items():
+            lengths[i] = len(added.content.encode())
+        return lengths
+
+    def _encode_with(self, fast: tokenizers.Tokenizer, text: str) -> Encoded:
+        """Encode with the library: its offsets are slow, so they are asked for only where byte lengths don't tell the positions."""
+        import numpy as np
+
+        if self._byte_lengths is not None:
+            encoding = fast.encode_batch_fast([text], add_special_tokens=False)[0]
+            ids = np.array(encoding.ids, dtype=np.int32)
+            if self._byte_lengths[ids].sum() == len(text.encode("utf-8", "surrogatepass")):  # else a normalizer changed the text
+                return self._place(ids, text)
+        return _with_offsets(fast, text)
+
+    def _place(self, ids: np.ndarray, text: str) -> Encoded:
+        """Add the positions to tokens whose bytes, joined, are the text: a character starts at each byte that is no UTF-8 continuation."""
+        import numpy as np
+
+        assert self._byte_lengths is not None
+        borders = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(self._byte_lengths[ids], out=borders[1:])
+        if text.isascii():
+            return Encoded(ids, borders, np.ones(len(borders), dtype=bool))
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        first = np.ones(len(data) + 1, dtype=bool)
+        np.not_equal(data & 0xC0, 0x80, out=first[:-1])
+        before = np.zeros(len(data) + 1, dtype=np.int64)
+        np.cumsum(first[:-1], out=before[1:])
+        return Encoded(ids, before[borders], first[borders])
+
+
+def _with_offsets(fast: tokenizers.Tokenizer, text: str) -> Encoded:
+    """Encode with the library's own offsets; white space between two tokens belongs to the second."""
+    import numpy as np
+
+    encoding = fast.encode(text, add_special_tokens=False)
+    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    ends = np.maximum.accumulate(offsets[:, 1]) if len(offsets) else offsets[:, 1]
+    starts = np.concatenate([[0], ends])
+    cuttable = np.ones(len(starts), dtype=bool)
+    if len(offsets):
+        starts[-1] = len(text)
+        cuttable[1:-1] = offsets[1:, 0] >= ends[:-1]
+    return Encoded(np.array(encoding.ids, dtype=np.int32), starts, cuttable)

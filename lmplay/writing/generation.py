@@ -1,0 +1,85 @@
+"""Writing texts with a model, token after token.  Math floor: imports torch, the model floor and the ground floor.
+
+Shapes: B texts, T positions, V vocabulary.
+"""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..modules.cache import KeyValueCache
+from .sampling import Sampling, choose
+
+
+@torch.no_grad()
+def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, context_len: int, sampling: Sampling, seeds: Sequence[int],
+             most_tokens: int, use_cache: bool = True) -> Iterator[list[int | None]]:
+    """Go on with prompts, all at once.
+
+    A text that has become as long as the context is read again from the middle of its last `context_len` tokens on.  What is written of a prompt
+    depends on its seed, not on the other prompts.  The model is put into evaluation mode.
+
+    :param model: see :mod:`lmplay.exp`; with a `cache` in its ``forward`` each token is read once.
+    :param prompts: token ids, at least one each; of a long one the end is read.
+    :param end_id: the token at which a text ends.
+    :param context_len: the most tokens the model can read.
+    :param sampling: how tokens are chosen.
+    :param seeds: one a prompt.
+    :param most_tokens: write no more than so many of each.
+    :param use_cache: False reads all again for each token (for models without a cache, and to compare).
+    :return: for each step the new token of each text; None once it has ended (the end token itself is not given).
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    writer = _Writer(model, prompts, context_len, use_cache and "cache" in inspect.signature(model.forward).parameters, device)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    ended = [False] * len(prompts)
+    for _ in range(most_tokens):
+        draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
+        tokens: list[int] = choose(writer.logits(), writer.texts, sampling, draws).tolist()
+        ended = [done or token == end_id for done, token in zip(ended, tokens, strict=True)]
+        if all(ended):
+            return
+        yield [None if done else token for done, token in zip(ended, tokens, strict=True)]
+        writer.add(tokens)
+
+
+class _Writer:
+    """Texts that grow by a token at a time, and the logits of the next."""
+
+    def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int]], context_len: int, use_cache: bool, device: torch.device):
+        self.texts = [list(prompt) for prompt in prompts]
+        self._model, self._context_len, self._use_cache, self._device = model, context_len, use_cache, device
+        self._starts = [max(0, len(text) - context_len) for text in self.texts]  # what the model reads of each text begins here
+        self._cache: KeyValueCache | None = None
+        self._read = [0] * len(prompts)  # tokens of each that are in the cache, counted from its start
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Put a token to each text."""
+        for text, token in zip(self.texts, tokens, strict=True):
+            text.append(token)
+        for number, text in enumerate(self.texts):
+            if len(text) - self._starts[number] > self._context_len:
+                self._starts[number] = len(text) - self._context_len // 2
+                self._cache = None
+
+    def logits(self) -> Tensor:
+        """Give the logits of the next token (B, V)."""
+        if self._use_cache and self._cache is None:
+            self._cache = KeyValueCache(len(self.texts), self._context_len, self._device)
+            self._read = [0] * len(self.texts)
+        new = [text[start + read:] for text, start, read in zip(self.texts, self._starts, self._read, strict=True)]
+        counts = torch.tensor([len(part) for part in new], device=self._device)
+        width = max(len(part) for part in new)
+        tokens_BT = torch.tensor([part + [0] * (width - len(part)) for part in new], device=self._device)
+        if self._cache is None:
+            hidden_BTD = self._model(tokens_BT)
+        else:
+            hidden_BTD = self._model(tokens_BT, cache=self._cache)
+            self._cache.keep(counts)
+            self._read = [read + len(part) for read, part in zip(self._read, new, strict=True)]
+        last_BD = hidden_BTD[torch.arange(len(new), device=self._device), counts - 1]
+        return self._model.get_submodule("head")(last_BD)

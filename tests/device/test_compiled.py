@@ -1,0 +1,135 @@
+"""`--compile-model`: the same results, code that is made once for all mini-batches, and runs that go on bit for bit."""
+import pytest
+import torch
+from helpers import TINY, compare_runs, sentences, trainer, write_plan, write_rows
+from torch import _dynamo
+
+from lmplay.device.runtime import Runtime
+from lmplay.errors import UserError
+from lmplay.exp import build_model, get_experiment
+from lmplay.objectives.next_token import next_token
+from lmplay.plan.settings import Settings
+
+CONTEXT = 64
+
+
+def make(dropout=0.0, **options):
+    torch.manual_seed(1)
+    model = build_model(get_experiment("gpt2ish"), vocab_size=90, context_len=CONTEXT, num_blocks=2, embed_dim=16, num_heads=2, dropout=dropout)
+    said = []
+    runtime = Runtime(Settings(device="cpu", compile_model=True, compile_backend="aot_eager", mini_batch_size=8, **options))
+    return model, runtime, runtime.wrap(model, CONTEXT, said.append), said
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    _dynamo.reset()
+    _dynamo.utils.counters.clear()
+
+
+def judge(model, wrapped, rows, width, positions=slice(None, None, 3)):
+    tokens = torch.randint(0, 90, (rows, width), generator=torch.Generator().manual_seed(rows * 100 + width))
+    where = torch.arange(rows * width)[positions]
+    model.zero_grad()
+    result = next_token(wrapped, tokens, where, tokens.flatten()[where], head=model.head)
+    if torch.is_grad_enabled():
+        result.loss_sum.backward()
+    return float(result.loss_sum), [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+
+
+def test_mini_batches_of_all_shapes_have_one_code_and_the_results_of_the_model_itself():
+    model, _, wrapped, said = make()
+    shapes = [(8, 64), (3, 40), (64, 64), (2, 8), (16, 16), (8, 24), (1, 64), (1, 8), (5, 64), (90, 16)]
+    for rows, width in shapes:
+        loss, gradients = judge(model, wrapped, rows, width)
+        expected, wanted = judge(model, model, rows, width)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert [line.partition(":")[0] for line in said] == ["compiled for training", "compiled for training, single pieces"]
+    model.eval()
+    with torch.no_grad():
+        for rows, width in reversed(shapes):
+            judge(model, wrapped, rows, width)
+    model.train()
+    judge(model, wrapped, 4, 32)
+    assert [line.partition(":")[0] for line in said[2:]] == ["compiled for validation", "compiled for validation, single pieces"]
+    assert (wrapped.graphs, wrapped.made_again) == (4, 0)
+    model.blocks[0].requires_grad_(False)  # a stage that freezes
+    judge(model, wrapped, 4, 32)
+    judge(model, wrapped, 5, 16)
+    assert (wrapped.graphs, wrapped.made_again) == (5, 0)
+
+
+def test_a_plan_whose_stages_freeze_many_different_parts_stays_compiled():
+    model, _, wrapped, _ = make()
+    for number, parameter in enumerate(list(model.parameters())[:12], 1):
+        parameter.requires_grad_(False)
+        judge(model, wrapped, 4, 32)
+        assert (wrapped.graphs, wrapped.made_again) == (number, 0)
+
+
+def test_code_that_is_made_again_is_counted_and_told():
+    model, _, wrapped, said = make()
+    judge(model, wrapped, 2, 8)
+    _dynamo.reset()  # stands for a model that torch cannot make one code of
+    judge(model, wrapped, 2, 16)
+    assert wrapped.made_again == 1
+    assert said[-1].startswith("WARNING: compiled again, for a mini-batch of (2, 16)")
+
+
+def test_making_the_code_draws_no_random_numbers_and_leaves_no_gradient():
+    model, _, wrapped, _ = make(dropout=0.2)
+    torch.manual_seed(3)
+    first, gradients = judge(model, wrapped, 3, 24)
+    torch.manual_seed(3)
+    again, same = judge(model, wrapped, 3, 24)
+    assert first == again
+    assert all(torch.equal(one, other) for one, other in zip(gradients, same, strict=True))
+
+
+def test_compiled_bfloat16_is_near_what_the_model_itself_gives():
+    model, runtime, wrapped, _ = make(amp=True)
+    with runtime.autocast():
+        loss, gradients = judge(model, wrapped, 6, 64)
+        expected, wanted = judge(model, model, 6, 64)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    for one, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.02 * float(other.abs().max()) + 1e-6)
+
+
+@pytest.mark.parametrize(("amp", "context", "fused"), [(True, 512, False), (True, 513, True), (False, 512, True)])
+def test_short_contexts_in_bfloat16_have_attention_by_plain_products(amp, context, fused):
+    class Watching(torch.nn.Linear):
+        @_dynamo.disable
+        def forward(self, tokens):
+            assert torch.backends.cuda.flash_sdp_enabled() is fused
+            return super().forward(tokens.float())
+
+    runtime = Runtime(Settings(device="cpu", compile_model=True, compile_backend="eager", amp=amp))
+    with torch.no_grad():
+        wrapped = runtime.wrap(Watching(context, 8), context, print)
+        wrapped(torch.zeros(1, context, dtype=torch.int64))
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_backend_that_is_not_there_is_refused():
+    model, _, _, _ = make()
+    with pytest.raises(UserError, match="inductor"):
+        Runtime(Settings(device="cpu", compile_model=True, compile_backend="inducter")).wrap(model, CONTEXT, print)
+
+
+@pytest.mark.slow
+def test_compiled_runs_go_on_bit_for_bit(tmp_path):
+    """Stopped where the mini-batches at hand have other shapes than at the start."""
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 7)} for i in range(40)])
+    plan = write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "validation": 0.1, "batch_size": 9}})
+    flags = [*TINY, "--dropout", "0.1", "--training-plan", plan, "--compile-model", "--mini-batch-size", "2", "--validation-interval", "15"]
+    whole = trainer(*flags, "--out-dir", "whole", cwd=tmp_path, timeout=400)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert "graphs, none of them again" in whole.stdout
+    assert whole.stdout.count("compiled for ") in (3, 4)
+    for steps in (2, 100):
+        part = trainer(*flags, "--out-dir", "parts", "--max-steps", steps, cwd=tmp_path, timeout=400)
+        assert part.returncode == (0 if steps > 2 else 75), part.stdout + part.stderr
+    assert compare_runs(tmp_path / "whole", tmp_path / "parts") == []

@@ -1,0 +1,97 @@
+"""`--check-plan`: what it says of a plan is what training then does."""
+import json
+
+import pytest
+from helpers import TINY, sentences, write_plan, write_rows
+
+from lmplay.train.__main__ import main
+
+
+def check(capsys, plan, out, *flags) -> dict:
+    code = main([*TINY, "--training-plan", str(plan), "--out-dir", str(out), "--batch-size", "7", "--mini-batch-size", "3", "--check-plan", "--json", *flags])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return json.loads(captured.out)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"title": f"T{i}", "text": sentences(1 + i % 9, f"cat {i}")} for i in range(60)])
+    write_rows(tmp_path / "b.jsonl", [{"prompt": f"Q{i}?", "truth": sentences(1 + i % 3, f"dog {i}")} for i in range(40)])
+    return write_plan(tmp_path, {"mix": {"dataset": ["a.jsonl", "b.jsonl"], "epochs": 1.5}, "book": {"dataset": "a.jsonl", "tokens": 4000}})
+
+
+def test_a_stage_that_is_looked_at_whole_is_said_exactly(capsys, plan, tmp_path):
+    found = check(capsys, plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--batch-size", "7", "--mini-batch-size", "3",
+                 "--validation-interval", "0"]) == 0
+    for stage in found["stages"]:
+        done = json.loads((tmp_path / "out" / f"gpt2ish_model_step_{stage['name']}_train_stats.json").read_text())["totals"]
+        assert (stage["samples"], stage["steps"]) == (done["total_train_samples"], done["total_train_steps"])
+        assert stage["padding_share"] == pytest.approx(done["padding"] / done["places"])
+        assert stage["pieces_per_sample"] == pytest.approx(done["pieces"] / done["total_train_samples"])
+        assert stage["tokens_error"] == 0
+    assert found["stages"][0]["tokens"] == json.loads(
+        (tmp_path / "out" / "gpt2ish_model_step_mix_train_stats.json").read_text())["totals"]["total_train_tokens"]
+    assert [source["rows"] for source in found["stages"][0]["sources"]] == [60, 40]
+    assert found["seconds"] > 0
+    size = (tmp_path / "out" / "gpt2ish_model.lmp").stat().st_size
+    assert found["checkpoint_bytes"] <= size < found["checkpoint_bytes"] * 1.5 + 2**20
+
+
+def test_an_estimate_lies_within_its_error(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmplay.preview.check_plan._SAMPLES", 100)
+    rows = [{"text": sentences(1 + i * 7 % 11, f"cat {i}")} for i in range(2000)]
+    plan = write_plan(tmp_path, {"all": {"dataset": str(write_rows(tmp_path / "a.jsonl", rows)), "validation": 0}})
+    stage = check(capsys, plan, tmp_path / "out")["stages"][0]
+    truth = sum(len(row["text"]) + 1 for row in rows)  # the bytes and the end token
+    assert 100 <= stage["samples_looked_at"] < 200
+    assert stage["samples"] == 2000
+    assert 0 < stage["tokens_error"] < 0.2
+    assert abs(stage["tokens"] / truth - 1) < 2 * stage["tokens_error"]
+
+
+def test_duplicates_and_overlap_are_counted(capsys, tmp_path):
+    rows = [{"text": f"Text number {i % 90}."} for i in range(100)]  # ten are there twice
+    held = [{"text": f"Text number {i}."} for i in range(85, 95)]  # five of them are trained on
+    plan = write_plan(tmp_path, {"all": {"dataset": str(write_rows(tmp_path / "a.jsonl", rows)), "epochs": 2,
+                                         "validation": {"dataset": str(write_rows(tmp_path / "v.jsonl", held))}}})
+    stage = check(capsys, plan, tmp_path / "out")["stages"][0]
+    assert (stage["compared"], stage["duplicates"]) == (100, 10)
+    assert (stage["validation_compared"], stage["validation_overlap"]) == (10, 5)
+
+
+def test_people_can_read_it(capsys, plan, tmp_path):
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 0
+    text = capsys.readouterr().out
+    for word in ("== stage mix: a.jsonl (60 rows), b.jsonl (40 rows)", "== stage book", "tokens      4,000", "padding", "duplicates", "memory", "disk",
+                 "forced"):
+        assert word in text
+
+
+def test_the_first_sample_of_each_source_is_as_the_model_sees_it(capsys, plan, tmp_path):
+    seen = {}
+    for stage in check(capsys, plan, tmp_path / "out")["stages"]:
+        seen |= {(stage["name"], sample["source"]): sample for sample in stage["first_samples"]}
+    assert list(seen) == [("mix", "a.jsonl"), ("mix", "b.jsonl"), ("book", "a.jsonl")]
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--show-samples", "2", "--json"]) == 0
+    for sample in json.loads(capsys.readouterr().out):
+        if (key := (sample["stage"], sample["source"])) in seen:
+            found = seen.pop(key)
+            assert found["pieces"] == sample["pieces"][:1]
+            assert {**found, "pieces": [], "n_pieces": 0} == {**sample, "pieces": [], "n_pieces": 0}
+            assert found["n_pieces"] == len(sample["pieces"])
+    assert not seen
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("== first sample of a.jsonl, stage ") == 2
+    assert text.count("-- piece 1 of ") == 3
+    assert "  learned │ The dog" in text
+    assert "more pieces" in text
+
+
+def test_what_is_wrong_is_refused(capsys, tmp_path):
+    plan = write_plan(tmp_path, {"a": {"dataset": "missing.jsonl"}})
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 2
+    assert "missing.jsonl" in capsys.readouterr().err
