@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,13 +21,15 @@ class Compiled(nn.Module):
     it the last bits of a result, must not depend on where a run was stopped.
     """
 
-    def __init__(self, model: nn.Module, places: int, longest: int, plain_attention: bool, tell: Callable[[str], None], **options: Any):
+    def __init__(self, model: nn.Module, places: int, longest: int, plain_attention: bool, tell: Callable[[str], None],
+                 while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, **options: Any):
         """
         :param model: token ids (B, T) -> hidden states (B, T, D).
         :param places: the most tokens in a mini-batch.
         :param longest: the longest piece, in tokens.
         :param plain_attention: attention by matrix products and a softmax instead of torch's fused kernel.
         :param tell: is told what was made, and how long it took.
+        :param while_compiling: what goes around the making of code.
         :param options: of :func:`torch.compile`.
         """
         super().__init__()
@@ -39,7 +41,7 @@ class Compiled(nn.Module):
         self.graphs = self.made_again = 0
         self._model, self._code = model, torch.compile(model, dynamic=True, **options)
         self._widths = {True: min(longest, places), False: min(longest, max(places // 2, 2))}  # of a single piece; of two
-        self._plain_attention, self._tell = plain_attention, tell
+        self._plain_attention, self._tell, self._while_compiling = plain_attention, tell, while_compiling
         self._known: set[tuple[Any, ...]] = set()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -48,7 +50,8 @@ class Compiled(nn.Module):
         kind = (single, torch.is_grad_enabled(), self._model.training, *(parameter.requires_grad for parameter in self._model.parameters()))
         with sdpa_kernel(SDPBackend.MATH) if self._plain_attention else nullcontext():
             if kind not in self._known:
-                self._make(single, tokens_BT.device)
+                with self._while_compiling():
+                    self._make(single, tokens_BT.device)
                 self._known.add(kind)
             hidden_BTD: Tensor = self._code(tokens_BT)
         if (graphs := _count_graphs()) > self.graphs:

@@ -38,6 +38,14 @@ def free_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def wait_for(device: torch.device) -> None:
+    """Let the device finish what it was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def peak_memory(device: torch.device) -> int | None:
     """Give the most memory that has been in use, in bytes: the device's, or this process's on a CPU; None where nobody knows."""
     if device.type == "cuda":

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..errors import UserError
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
+from .ranks import Ranks
 from .allocator import keep_freed_memory
 
 # Under compile lengths are rounded up to a multiple of this: kernels work on so many at once.
@@ -41,6 +42,7 @@ class Runtime:
         self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
         self.asynchronous = self.device.type != "cpu"  # the device works on while the program goes ahead
+        self.ranks = Ranks()
         self._settings = settings
 
     @property
@@ -53,7 +55,7 @@ class Runtime:
         """What lengths of mini-batches are rounded up to."""
         return _COMPILED_MULTIPLE if self._settings.compile_model else 1
 
-    def joins(self, model: nn.Module) -> bool:
+    def packs(self, model: nn.Module) -> bool:
         """Tell whether pieces go through a model one behind the other, without padding: where it can, and by itself where that is known to be faster.
 
         :raises UserError: when it is asked for and cannot be.
@@ -75,11 +77,13 @@ class Runtime:
             raise UserError("--activation-memory-budget: the model has dropout, and what torch computes again it would drop anew, with wrong gradients; "
                             "--dropout 0 for a new model, or take --activation-checkpointing on.")
 
-    def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None]) -> nn.Module:
+    def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None],
+             while_compiling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext) -> nn.Module:
         """Give what is run in place of the raw model: compiled, if asked for. Saving and freezing use the raw one.
 
         :param context_len: the longest piece of the model, in tokens.
         :param tell: is told what is compiled.
+        :param while_compiling: what goes around the making of compiled code, which takes minutes.
         :raises UserError: when the backend is unknown, or the model has no blocks to compute again.
         """
         settings = self._settings
@@ -97,7 +101,7 @@ class Runtime:
         # read when the code is made, at the first step; it is a setting of the process
         torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
         plain = self.device.type == "cpu" and self.amp_dtype is torch.bfloat16 and context_len <= _PLAIN_CONTEXT
-        return Compiled(model, settings.room(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell, mode=settings.compile_mode,
+        return Compiled(model, settings.room(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell, while_compiling, mode=settings.compile_mode,
                         backend=settings.compile_backend)
 
     def autocast(self) -> AbstractContextManager[Any]:

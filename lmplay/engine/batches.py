@@ -4,18 +4,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ..data.batcher import Batch, Batcher
 from ..data.collate import MiniBatch, collate
-from ..data.continuation import Cutter, Piece
+from ..data.continuation import Piece
 from ..data.prefetch import Prefetch
+from ..data.samples import Sample
 from ..data.workers import Workers
-from ..device.runtime import Runtime
-from ..objectives.base import Objective
-from ..plan.settings import Settings
-from .opening import OpenStage
+from .run import OpenStage
 
 # Word accuracy in training is measured on the first pieces of each batch: cheap, and enough for a curve.
 ACCURACY_PIECES = 4
@@ -58,6 +55,16 @@ class TrainBatch:
         """The tokens that the model reads of the longest piece."""
         return max(len(piece.tokens) for piece in self.batch.pieces) - 1
 
+    @property
+    def n_slots(self) -> int:
+        """The positions of all mini-batches, padding included."""
+        return sum(mini_batch.tokens.numel() for mini_batch in self.mini_batches)
+
+    @property
+    def n_padding(self) -> int:
+        """How many of these are padding."""
+        return sum(mini_batch.n_padding for mini_batch in self.mini_batches)
+
     def regrouped(self, token_budget: int, grouping: Grouping) -> TrainBatch:
         """Give the batch with mini-batches of another token budget."""
         if token_budget == self.token_budget:
@@ -76,17 +83,17 @@ class End:
 class Batches:
     """Gives a stage's batches from where its state says."""
 
-    def __init__(self, stage: OpenStage, objective: Objective, cutter: Cutter, grouping: Grouping, token_budget: Callable[[], int], settings: Settings):
+    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int):
         """
+        :param prepare: makes the pieces of a sample.
         :param token_budget: asked for each batch when it is made.
+        :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
         """
         self.stream = stage.data.samples()
-        self._stage, self._cutter, self._grouping, self._token_budget = stage, cutter, grouping, token_budget
-        self._prepare = partial(objective.prepare, cutter=cutter)
+        self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
         self._told_apart = len(stage.data.sources) > 1
-        self._workers = settings.data_workers
-        self._prefetch = Prefetch(self._make, _AHEAD if settings.data_workers else 0)
+        self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
         self.start, self.close = self._prefetch.start, self._prefetch.close
         self.end: End | None = None
 
@@ -106,8 +113,8 @@ class Batches:
 
         What is shared with them is only read: sources, tokenizer and cutter; no random numbers are drawn.
         """
-        with Workers(self._cutter, self._workers) if self._workers > 1 else nullcontext() as workers:
-            batcher = Batcher(self.stream, self._cutter, self._stage.settings.batch_size, self._stage.stage.tokens,
+        with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
+            batcher = Batcher(self.stream, self._prepare, self._stage.settings.batch_size, self._stage.stage.tokens,
                               cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 batcher.restore(self._position)
@@ -117,7 +124,3 @@ class Batches:
                 yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, range(ACCURACY_PIECES))
             yield End(batcher.reached, batcher.empty)
 
-
-def grouping_of(settings: Settings, runtime: Runtime, context_len: int, packed: bool) -> Grouping:
-    """Say how the pieces of a stage are put into mini-batches."""
-    return Grouping(settings.first_mini_batch, runtime.length_multiple, context_len, packed)

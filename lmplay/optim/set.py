@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from .optimizers import load_state
-
 
 class OptimizerSet:
     """What updates a model's parameters: each of them belongs to one member. A set without members updates nothing."""
@@ -17,7 +15,7 @@ class OptimizerSet:
         """
         :param members: the optimizers, by the names that they have in a checkpoint.
         :param state_copies: how many tensors of a parameter's size each keeps of it.
-        :param lr_factors: what the learning rate is multiplied with, for those where that is not 1.
+        :param lr_factors: what the learning rate of each is multiplied with; 1 for those that are not there.
         """
         self.members = dict(members)
         self._state_copies, self._lr_factors = state_copies, lr_factors or {}
@@ -101,10 +99,18 @@ class OptimizerSet:
         if state.keys() != self.members.keys():
             raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self.members)}")
         for name, optimizer in self.members.items():
-            load_state(optimizer, state[name])
+            _load_state(optimizer, state[name])
 
     def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, int]]:
         """Go over the parameters, each with the number of tensors of its size that are kept of it."""
         for name, optimizer in self.members.items():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 yield parameter, self._state_copies[name]
+
+
+def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state; it keeps its own kernel (fused or not), where torch would take over that of the device on which the state was saved."""
+    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    saved = state["param_groups"]
+    groups = [{**group, **kernel} for group, kernel in zip(saved, own, strict=True)] if len(saved) == len(own) else saved
+    optimizer.load_state_dict({**state, "param_groups": groups})

@@ -22,7 +22,9 @@ class Member:
     state_copies: int
     """Tensors of a parameter's size that it keeps for each parameter."""
     parameters: str = "all"
-    """Which parameters it gets, a word that `optim.groups` resolves."""
+    """Which parameters it gets, a word that `optim.groups` resolves; the members of a row have different words."""
+    lr_factor: float = 1.0
+    """What the learning rate is multiplied with."""
 
 
 @dataclass(frozen=True)
