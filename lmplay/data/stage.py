@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
 from .mixing import Mix
-from .permutation import mix
+from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
 from .sources import IndexedSource, StreamedSource, is_local, open_source
@@ -169,7 +169,7 @@ class StageData:
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
         # Not by the path of local files: a folder that has been moved has the same rows held out.
         identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
-        return Order(mix(seed, number), shuffle is not False, buffer, self._held_out[number], validation, mix(self._seed, identity))
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
