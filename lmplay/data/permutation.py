@@ -89,18 +89,18 @@ class HeldOut:
         """
         if not self._per_block:
             return False
-        block, place = divmod(index, self._block)
-        return place in self._chosen(block)
+        block, offset = divmod(index, self._block)
+        return offset in self._chosen(block)
 
     def count(self, n_rows: int) -> int:
         """Count the held-out rows among the first `n_rows`."""
         if not self._per_block:
             return 0
         blocks, rest = divmod(n_rows, self._block)
-        return blocks * self._per_block + sum(place < rest for place in self._chosen(blocks))
+        return blocks * self._per_block + sum(offset < rest for offset in self._chosen(blocks))
 
     def _chosen(self, block: int) -> frozenset[int]:
-        """Give the held-out places of a block; the last block asked for is remembered."""
+        """Give the held-out offsets of a block, and remember them for the next question."""
         if self._choices[0] != block:
             order = Permutation(self._block, self._seed, block)
             self._choices = (block, frozenset(order[i] for i in range(self._per_block)))

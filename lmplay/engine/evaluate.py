@@ -62,7 +62,7 @@ def evaluate(raw: nn.Module, wrapped: nn.Module, runtime: Runtime, tokenizer: To
                     break
                 there = mini_batch.to(runtime.device)
                 with runtime.autocast():
-                    result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
+                    result = next_token(wrapped, there.tokens_BT, there.positions_N, there.targets_N, head=raw.get_submodule("head"), lengths=there.seq_lens)
                 sums["loss_sum"] += float(result.loss_sum)
                 sums["n_tokens"] += result.count
                 losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()

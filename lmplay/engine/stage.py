@@ -71,7 +71,7 @@ class StageRunner:
         self.cutter = Cutter(run.model.tokenizer, self.settings.context_len, run.settings.continuation == "estimate")
         self._joined = run.runner.runtime.joins(run.model.module)
         self._measured = run.settings.mini_batch_size == "auto"
-        self.stream = self.data.samples()
+        self.stream = self.data.open_samples()
         self._prefetch = Prefetch(self._prepare, _BATCHES_AHEAD if run.settings.data_workers else 0)
         run.closing.callback(self._prefetch.close)
         self._prepared: _Prepared | None = None
@@ -85,7 +85,7 @@ class StageRunner:
         self.data_seconds = 0.0  # waited for the batch at hand
         self.ended_early = False
         self.has_validation = self._can_validate()
-        self._validation = self.data.validation_samples() if self.has_validation else None
+        self._validation = self.data.open_validation() if self.has_validation else None
         self._begin()
 
     @property
@@ -158,7 +158,7 @@ class StageRunner:
             raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({skipped}).")
         self._prefetch.close()
         self.ended_early = self.is_over()
-        fresh = self.data.validation_samples() if self.has_validation else None
+        fresh = self.data.open_validation() if self.has_validation else None
         if fresh is not None and not self._judge(self._take_final(fresh), final=True):
             return False
         for stats in (self.run.runner.stats, self.stats):
@@ -201,8 +201,8 @@ class StageRunner:
         What it shares with them it only reads: sources, tokenizer and cutter; it draws no random numbers.
         """
         count = self.run.settings.data_workers
-        with Workers(self.cutter, count) if count > 1 else nullcontext() as workers:
-            batcher = Batcher(self.stream, self.cutter, self.settings.batch_size, self.stage.tokens, cutting=workers.cut if workers else None, halted=halted)
+        with Workers(self.cutter.cut, count) if count > 1 else nullcontext() as workers:
+            batcher = Batcher(self.stream, self.cutter.cut, self.settings.batch_size, self.stage.tokens, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:
@@ -230,7 +230,7 @@ class StageRunner:
 
     def _can_validate(self) -> bool:
         """Tell whether there is a held-out row that gives a sample."""
-        samples = self.data.validation_samples()
+        samples = self.data.open_validation()
         try:
             return samples is not None and samples.next() is not None
         except UserError:
@@ -319,7 +319,7 @@ class StageRunner:
 
     def _floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it."""
-        stream = (self.data.validation_samples() if self.has_validation else None) or self.data.samples()
+        stream = (self.data.open_validation() if self.has_validation else None) or self.data.open_samples()
         first = stream.next()
         if first is None or first.nats is None:
             return {"floor_nats_per_token": None, "floor_bits_per_byte": None}

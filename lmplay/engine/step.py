@@ -51,7 +51,7 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
     :return: the result, or None when interrupted: nothing has been updated then.
     :raises TrainingError: when there is no memory for the optimizer.
     """
-    n_truth = sum(len(mini_batch.targets) for mini_batch in mini_batches)
+    n_truth = sum(len(mini_batch.targets_N) for mini_batch in mini_batches)
     loss_sum = torch.zeros((), device=runtime.device)
     source_sums = torch.zeros(max(sources, default=-1) + 1, device=runtime.device)
     predictions: dict[int, torch.Tensor] = {}
@@ -62,14 +62,14 @@ def train_step(raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimi
         there = mini_batch.to(runtime.device)
         with forward():
             with runtime.autocast():
-                result = next_token(wrapped, there.tokens, there.positions, there.targets, head=raw.get_submodule("head"), lengths=there.lengths)
+                result = next_token(wrapped, there.tokens_BT, there.positions_N, there.targets_N, head=raw.get_submodule("head"), lengths=there.seq_lens)
             runtime.scaler.scale(result.loss_sum / n_truth).backward()
         loss_sum += result.loss_sum.detach()
         if len(source_sums):
             source_sums.index_add_(0, _source_of_each(there, sources, runtime.device), result.losses_N.to(source_sums.dtype))
         predictions.update((number, result.predictions_N[where]) for number, where in there.rows if number in watch)
     grad_norm = _update(raw, optimizer, runtime, loss_sum, grad_clip) if n_truth else torch.zeros_like(loss_sum)
-    return StepResult(loss_sum, grad_norm, source_sums, predictions, sum(mini_batch.tokens.numel() for mini_batch in mini_batches),
+    return StepResult(loss_sum, grad_norm, source_sums, predictions, sum(mini_batch.n_slots for mini_batch in mini_batches),
                       sum(mini_batch.n_padding for mini_batch in mini_batches))
 
 
