@@ -202,7 +202,8 @@ class StageRunner:
         """
         count = self.run.settings.data_workers
         with Workers(self.cutter.cut, count) if count > 1 else nullcontext() as workers:
-            batcher = Batcher(self.stream, self.cutter.cut, self.settings.batch_size, self.stage.tokens, cutting=workers.cut if workers else None, halted=halted)
+            batcher = Batcher(self.stream, self.cutter.cut, self.settings.batch_size, self.stage.tokens,
+                              cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:

@@ -5,14 +5,14 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts import BPE, BYTES, PARTS, TEXTS, WHO
+from texts import BPE, BYTES, PARTS, TEXTS, WHO, sentence_ends
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.chat import Part
 from lmplay.data.collate import collate
 from lmplay.data.continuation import SMALLEST_CONTEXT, Cutter
 from lmplay.data.samples import Sample, Turn
-from lmplay.data.sentences import Cut, last_cut, sentence_ends, splits_character
+from lmplay.data.sentences import Cut, last_cut, splits_character
 
 
 def encode(tokenizer, part):

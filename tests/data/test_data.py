@@ -1,5 +1,4 @@
 """The data path: orders, mixing, pieces, batches, positions.  Invariants 1, 2, 3 and the position of 5."""
-import itertools
 from collections import Counter
 from itertools import accumulate, pairwise
 
@@ -8,6 +7,7 @@ from helpers import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import Flow, Rows, rows
+from texts import sentence_ends
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.collate import collate
@@ -16,7 +16,7 @@ from lmplay.data.mixing import Mix
 from lmplay.data.permutation import HeldOut, Permutation
 from lmplay.data.reader import Order, open_reader
 from lmplay.data.samples import BREAK, Sample, Skipped, choose_reading
-from lmplay.data.sentences import Cut, sentence_ends, splits_character
+from lmplay.data.sentences import Cut, last_cut, splits_character
 from lmplay.data.stream import Length, SampleStream
 from lmplay.errors import UserError
 from lmplay.tokenizer import load_tokenizer, train_tokenizer
@@ -212,8 +212,10 @@ def test_part_of_an_unknown_number_of_rows_is_refused():
     ["The U.S. army came at 5 p.m. on Jan. 5.", " It cost No. 7 dearly."],
 ])
 def test_sentence_ends(sentences):
-    ends = sentence_ends("".join(sentences))
-    assert ends == list(itertools.accumulate(map(len, sentences)))
+    text, ends = "".join(sentences), [0, *accumulate(map(len, sentences))]
+    for begin, end in pairwise(ends):
+        assert last_cut(text, begin, end) == (end, Cut.SENTENCE)
+        assert (last_cut(text, begin, end - 1) or (0, None))[1] != Cut.SENTENCE  # none within
 
 
 def test_visible_characters_are_not_divided():
