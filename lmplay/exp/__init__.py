@@ -11,27 +11,22 @@ Another package offers one by an entry point of the group ``lmplay.experiments``
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import LmplayError, UserError, nearest
+from ..errors import UserError, nearest
+from ..plugins import Plugin, with_offered
 
 if TYPE_CHECKING:
     from torch import nn
 
-GROUP = "lmplay.experiments"
-
 
 @dataclass(frozen=True)
-class Experiment:
-    """A row of the table."""
+class Experiment(Plugin):
+    """A row of the table; its target is its model."""
 
-    name: str
-    description: str
-    target: str
-    """Where its model is, ``module:Class``."""
+    kind: ClassVar[str] = "experiment"
+    chosen_by: ClassVar[str] = "--exp"
     settings: dict[str, Any] = field(default_factory=dict)
     """Defaults that differ from those of the flags."""
 
@@ -41,12 +36,8 @@ _BUILT_IN = (
     Experiment("gpt2ish", "GPT-2: 6 blocks, 768 wide, 12 heads, context 1024", _GPT2ISH),
     Experiment("gpt2ish_med", "GPT-2 medium: 24 blocks, 1024 wide, 16 heads, context 1024", _GPT2ISH, {"num_blocks": 24, "embed_dim": 1024, "num_heads": 16}),
     Experiment("gpt2ish_large", "GPT-2 large: 36 blocks, 1280 wide, 20 heads, context 1024", _GPT2ISH, {"num_blocks": 36, "embed_dim": 1280, "num_heads": 20}),
-    Experiment(
-        "gpt2ish_tiny",
-        "GPT-2 for a CPU: 4 blocks, 192 wide, 6 heads, context 256",
-        _GPT2ISH,
-        {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256},
-    ),
+    Experiment("gpt2ish_tiny", "GPT-2 for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _GPT2ISH,
+               {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256}),
 )
 
 
@@ -56,17 +47,7 @@ def experiments() -> dict[str, Experiment]:
     :return: name -> experiment.
     :raises UserError: when two offer the same name.
     """
-    table = {experiment.name: experiment for experiment in _BUILT_IN}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
-        offered = Experiment(entry.name, f"from {package}", entry.value)
-        if taken := table.get(entry.name):
-            raise UserError(
-                f"experiment '{entry.name}': offered twice, as {taken.target} ({taken.description}) and as {offered.target} ({offered.description}); "
-                "uninstall one of the packages or rename its experiment."
-            )
-        table[entry.name] = offered
-    return table
+    return with_offered(Experiment, _BUILT_IN)
 
 
 def get_experiment(name: str) -> Experiment:
@@ -89,7 +70,7 @@ def accepted_settings(experiment: Experiment) -> dict[str, Any] | None:
     :return: keyword -> default (``inspect.Parameter.empty`` where it must be given), or None when it takes any keyword.
     :raises UserError: when the target cannot be imported.
     """
-    parameters = inspect.signature(_load(experiment)).parameters.values()
+    parameters = inspect.signature(experiment.load()).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)}
@@ -108,24 +89,10 @@ def build_model(experiment: Experiment, **settings: Any) -> nn.Module:
     accepted = accepted_settings(experiment)
     if accepted is not None:
         _check_settings(experiment, settings, accepted)
-    model = _load(experiment)(**settings)
+    model = experiment.load()(**settings)
     if not isinstance(model, nn.Module) or not isinstance(getattr(model, "head", None), nn.Module):
-        raise UserError(f"experiment '{experiment.name}': {experiment.target} is not a torch module with a `head` that is one too; {_blame(experiment)}")
+        raise experiment.fault(f"{experiment.target} is not a torch module with a `head` that is one too")
     return model
-
-
-def _load(experiment: Experiment) -> Callable[..., Any]:
-    """Import an experiment's class."""
-    try:
-        target = EntryPoint(experiment.name, experiment.target, GROUP).load()
-    except LmplayError:
-        raise
-    except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"experiment '{experiment.name}': {experiment.target} cannot be imported ({reason}); {_blame(experiment)}") from error
-    if not callable(target):
-        raise UserError(f"experiment '{experiment.name}': {experiment.target} is not a class; {_blame(experiment)}")
-    return target
 
 
 def _check_settings(experiment: Experiment, settings: dict[str, Any], accepted: dict[str, Any]) -> None:
@@ -136,8 +103,3 @@ def _check_settings(experiment: Experiment, settings: dict[str, Any], accepted: 
     faults += [f"experiment '{experiment.name}': the setting '{name}' must be given. {takes}" for name in missing]
     if faults:
         raise UserError(*faults)
-
-
-def _blame(experiment: Experiment) -> str:
-    """Say where to mend it."""
-    return f"mend or uninstall the package that offers it ({experiment.description}), or choose another --exp."

@@ -1,39 +1,19 @@
-"""Optimizers by name.  Math floor: imports torch, its own folder and the ground floor only."""
+"""Optimizers by name.  Math floor: imports torch, its own folder, the tables of the plan floor and the ground floor only."""
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UserError, nearest
+from ..plan.names import OPTIMIZERS
 from .groups import parameter_groups
 
-
-@dataclass(frozen=True)
-class _Row:
-    """An optimizer of torch, what it is given, and the devices where its fused kernel is there and exact on resume."""
-
-    kind: type[torch.optim.Optimizer]
-    weight_decay: float
-    fused_on: tuple[str, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-# Settings that are not here are torch's defaults.  Weight decay is decoupled in adamw, and added to the gradient in the others.
-# Fused on a CPU: 1.0 instead of 4.4 ms a step for adamw on 2 million parameters and 2 threads (adam alike, adagrad 0.9 for 2.8, sgd 0.6 for 1.4).
-OPTIMIZERS = {
-    "adamw": _Row(torch.optim.AdamW, 0.01, ("cpu", "cuda")),
-    "adam": _Row(torch.optim.Adam, 0.0, ("cpu", "cuda")),
-    "adagrad": _Row(torch.optim.Adagrad, 0.0, ("cpu",)),
-    "sgd": _Row(torch.optim.SGD, 0.0, ("cpu", "cuda"), {"momentum": 0.9}),
-    "rmsprop": _Row(torch.optim.RMSprop, 0.0, ()),
-}
 # Tensors of a parameter's size that each keeps of it.
-STATE_COPIES = {"adamw": 2, "adam": 2, "adagrad": 1, "sgd": 1, "rmsprop": 1}
-assert STATE_COPIES.keys() == OPTIMIZERS.keys()
+STATE_COPIES = {name: sum(member.state_copies for member in row.members) for name, row in OPTIMIZERS.items()}
 
 
 def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float | None = None) -> torch.optim.Optimizer:
@@ -49,10 +29,12 @@ def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float 
     if name not in OPTIMIZERS:
         raise UserError(f"--optimizer {name}: there is no such optimizer.{nearest(name, OPTIMIZERS)} There are: {', '.join(OPTIMIZERS)}.")
     row = OPTIMIZERS[name]
-    settings = {**row.settings, "lr": lr, "weight_decay": row.weight_decay}
-    if all(parameter.device.type in row.fused_on for parameter in model.parameters()):
+    (member,) = row.members
+    kind = EntryPoint(name, member.target, "").load()
+    settings = {**member.settings, "lr": lr, "weight_decay": row.weight_decay}
+    if all(parameter.device.type in member.fused_on for parameter in model.parameters()):
         settings["fused"] = True
-    return _without_compiler(row.kind)(parameter_groups(model, row.weight_decay if weight_decay is None else weight_decay), **settings)
+    return _without_compiler(kind)(parameter_groups(model, row.weight_decay if weight_decay is None else weight_decay), **settings)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -1,30 +1,7 @@
-"""How the learning rate goes over a stage, as functions of where the stage is: no state.  Math floor: imports nothing of lmplay, no torch."""
+"""How the learning rate goes over a stage, as functions of where the stage is: no state.  Math floor: imports the table of schedules, no torch."""
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-
-DECAY_SHARE = 0.2
-"""The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A schedule: its curve from 1 down to 0 over progress from 0 to 1, and where it ends unless told otherwise."""
-
-    curve: Callable[[float], float]
-    min_fraction: float
-
-
-# cosine: Loshchilov and Hutter 2017, "SGDR"; down to a tenth as in Brown et al. 2020, "Language Models are Few-Shot Learners".
-# linear: to zero, Bergsma et al. 2025, "Straight to Zero".  wsd (warm-up, stable, decay): Hu et al. 2024, "MiniCPM".
-SCHEDULES = {
-    "constant": _Row(lambda progress: 1.0, 1.0),
-    "linear": _Row(lambda progress: 1 - progress, 0.0),
-    "cosine": _Row(lambda progress: (1 + math.cos(math.pi * progress)) / 2, 0.1),
-    "wsd": _Row(lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0),
-}
+from ..plan.names import SCHEDULES
 
 
 def lr_factor(
@@ -41,11 +18,11 @@ def lr_factor(
     :param warmup_steps: steps until the warm-up reaches 1; 0 = no warm-up.
     :param warmup_fraction: where the warm-up starts.
     :return: 0 to 1.
-    :raises ValueError: when `progress` is None and the schedule is not constant.
+    :raises ValueError: when `progress` is None and the schedule has a curve.
     """
     row = SCHEDULES[name]
     warmup = warmup_fraction + (1 - warmup_fraction) * step / warmup_steps if step < warmup_steps else 1.0
-    if name == "constant":
+    if row.curve is None:
         return warmup
     if progress is None:
         raise ValueError(f"the schedule {name} needs to know how long the stage is")

@@ -75,7 +75,7 @@ def test_unknown_and_missing_settings_come_together() -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [("lmplay_nowhere:Model", "ModuleNotFoundError"), ("lmplay.errors:Missing", "AttributeError"), ("not a target", "cannot be imported"),
-     ("lmplay.exp:GROUP", "is not a class"), ("fractions:Fraction", "not a torch module"), ("torch.nn:Identity", "head")],
+     ("lmplay:__version__", "is not a class"), ("fractions:Fraction", "not a torch module"), ("torch.nn:Identity", "head")],
 )  # fmt: skip
 def test_broken_target_is_named(target: str, said: str) -> None:
     experiment = Experiment("mine", "from mine 1.0", target)

@@ -1,0 +1,67 @@
+"""Rows of tables that installed packages can add to, by entry points.  Ground floor; a row is imported on demand."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from .errors import LmplayError, UserError
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A row: its name, a line about it, and where its class is, ``module:Class``."""
+
+    kind: ClassVar[str]
+    """What a row is called in messages; the group of entry points is ``lmplay.KINDs``."""
+    chosen_by: ClassVar[str]
+    """The flag or plan key that chooses a row."""
+    name: str
+    description: str
+    target: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the class.
+
+        :raises UserError: when it cannot be imported, or is none.
+        """
+        from importlib.metadata import EntryPoint
+
+        try:
+            target = EntryPoint(self.name, self.target, f"lmplay.{self.kind}s").load()
+        except LmplayError:
+            raise
+        except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
+            raise self.fault(f"{self.target} cannot be imported ({type(error).__name__}: {error})") from error
+        if not callable(target):
+            raise self.fault(f"{self.target} is not a class")
+        return target
+
+    def fault(self, what: str) -> UserError:
+        """Make the error that says what is wrong with this row, and what to do."""
+        remedy = f"fix or uninstall the package that offers it ({self.description}), or choose another {self.chosen_by}."
+        return UserError(f"{self.kind} '{self.name}': {what}; {remedy}")
+
+
+Row = TypeVar("Row", bound=Plugin)
+
+
+def with_offered(row: type[Row], built_in: Iterable[Row]) -> dict[str, Row]:
+    """List the built-in rows, then those of installed packages by name; imports none of them.
+
+    :param row: the kind of row.
+    :param built_in: the built-in ones.
+    :return: name -> row.
+    :raises UserError: when two offer the same name.
+    """
+    from importlib.metadata import entry_points
+
+    table = {known.name: known for known in built_in}
+    for entry in sorted(entry_points(group=f"lmplay.{row.kind}s"), key=lambda entry: (entry.name, entry.value)):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed package"
+        new = row(entry.name, f"from {package}", entry.value)
+        if taken := table.get(entry.name):
+            raise UserError(f"{row.kind} '{entry.name}': offered twice, as {taken.target} ({taken.description}) and as {new.target} ({new.description}); "
+                            f"uninstall one of the packages or rename its {row.kind}.")
+        table[entry.name] = new
+    return table
