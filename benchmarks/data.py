@@ -60,7 +60,7 @@ class OnDisk(RemoteFile):
 def open_samples(folder: Path, file: Path, streaming: bool, epochs: int = 1) -> SampleStream:
     """Open an epoch (or more) of a file, read by number or as a stream of the hub; shuffled."""
     if not streaming:
-        return open_stage(folder, str(file), epochs=epochs).samples()
+        return open_stage(folder, str(file), epochs=epochs).open_samples()
     source = ShardedSource("bench", "lines", [OnDisk(file)], None, {})
     return SampleStream(Mix([open_reader(source, Order(seed=0))]), [choose_reading("bench", source.columns, None)], Length(epochs=1), [source])
 
@@ -68,8 +68,8 @@ def open_samples(folder: Path, file: Path, streaming: bool, epochs: int = 1) -> 
 def batches(samples: SampleStream, tokenizer: Tokenizer, context_len: int, workers: int = 1) -> Iterator[Batch]:
     """Give batches, made in line or with processes that cut."""
     cutter = Cutter(tokenizer, context_len)
-    with Workers(cutter, workers) if workers > 1 else nullcontext() as pool:
-        yield from iter(Batcher(samples, cutter, BATCH_SIZE, cutting=pool.cut if pool else None).next, None)
+    with Workers(cutter.cut, workers) if workers > 1 else nullcontext() as pool:
+        yield from iter(Batcher(samples, cutter.cut, BATCH_SIZE, cutting=pool.cut if pool else None).next, None)
 
 
 def pipeline(folder: Path, file: Path, tokenizer: Tokenizer, context_len: int, workers: int = 1) -> Iterator[list[MiniBatch]]:
@@ -130,7 +130,7 @@ def measure_speed(folder: Path, file: Path, tokenizer: Tokenizer, rounds: int) -
 
 
 def measure_padding(folder: Path, file: Path, tokenizer: Tokenizer) -> None:
-    """(b) The share of places in mini-batches that hold nothing; sorted is what training does."""
+    """(b) The share of slots in mini-batches that are padding; sorted is what training does."""
     print(f"(b) padding, batch {BATCH_SIZE}, mini-batch {MINI_BATCH_SIZE}")
     for context in CONTEXTS:
         shares = {}
@@ -138,7 +138,7 @@ def measure_padding(folder: Path, file: Path, tokenizer: Tokenizer) -> None:
         for name, step in (("sorted", BATCH_SIZE), ("unsorted", MINI_BATCH_SIZE)):
             parts = [batch.pieces[start:start + step] for batch in made for start in range(0, len(batch.pieces), step)]
             mini_batches = [mini for part in parts for mini in collate(part, MINI_BATCH_SIZE)]
-            shares[name] = sum(mini.n_padding for mini in mini_batches) / sum(mini.tokens.numel() for mini in mini_batches)
+            shares[name] = sum(mini.n_padding for mini in mini_batches) / sum(mini.n_slots for mini in mini_batches)
         print(f"    context {context:5}   sorted {shares['sorted']:6.2%}   unsorted {shares['unsorted']:6.2%}   (sorted is to be under 3 %)")
 
 
@@ -197,7 +197,7 @@ def measure_memory(folder: Path, file: Path, counts: list[int]) -> None:
 
 def write_articles(folder: Path, n_rows: int) -> Path:
     """Write long texts: built-in tales, joined until they are as long as articles are."""
-    stream = open_stage(folder, "builtin:tales", samples=70 * n_rows).samples()
+    stream = open_stage(folder, "builtin:tales", samples=70 * n_rows).open_samples()
     file = folder / "articles.jsonl"
     with open(file, "w", encoding="utf-8") as out:
         for number in range(n_rows):

@@ -83,7 +83,7 @@ def cut(folder: Path, kind: str, tokenizer: Any, model: str) -> int:
     from lmplay.plan.schema import Stage
 
     stage = Stage.model_validate({"name": "bench", "dataset": str(folder / f"{kind}.jsonl"), "shuffle": False, "validation": {"fraction": 0.0}, "epochs": 1})
-    batcher = Batcher(StageData(stage, folder, seed=0).samples(), Cutter(tokenizer, MODELS[model][3]), SHAPES[kind][0])
+    batcher = Batcher(StageData(stage, folder, seed=0).open_samples(), Cutter(tokenizer, MODELS[model][3]).cut, SHAPES[kind][0])
     ids = [piece.tokens.tolist() for batch in iter(batcher.next, None) for piece in batch.pieces]
     (folder / f"{kind}-{model}.json").write_text(json.dumps({"ids": ids, "vocab_size": tokenizer.vocab_size}), encoding="utf-8")
     return len(ids)

@@ -1,4 +1,4 @@
-"""Pieces to batches: every sample whole within a batch, nothing lost, and a position from which the same batches follow.  Data floor, no torch."""
+"""Units of pieces to batches: every unit whole within a batch, nothing lost, and a position from which the same batches follow.  Data floor, no torch."""
 from __future__ import annotations
 
 from collections import Counter
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from .continuation import Cutter, Piece
+from .continuation import Piece, Prepare
 from .samples import Sample
 from .sentences import Cut
 
-# So many samples may wait for a batch with room for them; past it a batch goes out short. Bounds memory and what a resume reads again.
+# At most this many units wait for a batch that has enough left for them; with more a batch goes out short. Bounds memory and what a resume reads again.
 _MOST_WAITING = 32
 _T = TypeVar("_T")
 
@@ -33,22 +33,22 @@ class Samples(Protocol):
 
 
 class Cutting(Protocol):
-    """Cuts many samples, ahead of whoever takes the pieces."""
+    """Prepares many samples, ahead of whoever takes the pieces."""
 
     def __call__(self, samples: Iterator[tuple[Sample, _T]]) -> Iterator[tuple[list[Piece], _T]]:
-        """Give the pieces of each sample, with what came with it, in order; what reading or cutting raises comes in its sample's place."""
+        """Give the pieces of each sample, with what came with it, in order; what reading or preparing a sample raises comes when it is that sample's turn."""
 
 
 class Halted(BaseException):
-    """Raised in place of the next sample when nobody wants it any more; not an Exception, so that no handler of errors takes it for one."""
+    """Raised instead of giving the next sample when nobody wants it any more; not an Exception, so that no handler of errors catches it."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Pieces for one optimizer step.
 
-    `samples` are those that end in this batch; `broken` counts the samples that go on in the next; `position` is where the batch after this one
-    starts; `progress` is the share of the stage that is done with it (0 to 1), up to where the oldest sample waits, None where its length is unknown;
+    `samples` are those that end in this batch; `broken` counts the units that go on in the next; `position` is where the batch after this one
+    starts; `progress` is the share of the stage that is done with it (0 to 1), up to where the oldest unit waits, None where its length is unknown;
     `empty` counts the samples read for it that gave no piece, because the tokenizer has no token for their text.
     """
 
@@ -75,8 +75,11 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A sample that has been read and not, or not wholly, placed."""
+class Unit:
+    """Pieces that must share a batch, unless they are more than a batch holds: what was made of one sample.
+
+    The pieces of a text, or, where an objective compares answers, those of all answers to one prompt. `placed` pieces of it are in a batch already.
+    """
 
     ordinal: int  # counted from the start of the stage
     before: dict[str, Any]  # the position of the samples before it was read
@@ -87,7 +90,7 @@ class _Waiting:
 
     @property
     def progress(self) -> float | None:
-        """The share of the stage up to the first of its pieces that has not been placed."""
+        """The share of the stage up to the first of its pieces that is in no batch yet."""
         before, after = self.shares
         return None if before is None or after is None else before + (after - before) * self.placed / len(self.pieces)
 
@@ -95,29 +98,29 @@ class _Waiting:
 class Batcher:
     """Fills batches of `batch_size` pieces.
 
-    The samples that wait come first, oldest first; then new ones are read while there is room. A sample that does not fit in what is left waits
+    The units that wait come first, oldest first; then new ones are read until the batch is full. A unit that does not fit in what is left waits
     whole. One that is longer than any batch is broken: it takes what is left of the batch when it is the oldest, and goes on in the next.
     """
 
-    def __init__(self, samples: Samples, cutter: Cutter, batch_size: int, most_tokens: int | None = None, *, cutting: Cutting | None = None,
+    def __init__(self, samples: Samples, prepare: Prepare, batch_size: int, most_tokens: int | None = None, *, cutting: Cutting | None = None,
                  halted: Callable[[], bool] = lambda: False):
         """
         :param samples: read from where they are.
-        :param cutter: makes the pieces.
+        :param prepare: makes the unit of a sample, such as :meth:`lmplay.data.continuation.Cutter.cut`.
         :param batch_size: the most pieces of a batch.
-        :param most_tokens: no sample is taken once so many tokens to be learned have been.
-        :param cutting: does the cutter's work, perhaps ahead and elsewhere; None = here, sample by sample. The batches are the same.
+        :param most_tokens: no sample is taken once this many tokens to be learned have been.
+        :param cutting: prepares the samples, perhaps ahead and elsewhere; None = here, sample by sample. The batches are the same.
         :param halted: asked before each sample; once it says True, :class:`Halted` is raised.
         """
         self._samples = samples
-        self._cutting = cutting or (lambda reads: ((cutter.cut(sample), after) for sample, after in reads))
+        self._cutting = cutting or (lambda reads: ((prepare(sample), after) for sample, after in reads))
         self._batch_size = batch_size
         self._most_tokens = most_tokens
         self._halted = halted
         self._read = self._tokens = 0
         self._ended = False  # the end of the samples has been seen
         self.empty = 0  # samples without a token, read since the last batch
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Unit] = []
         self._reached: dict[str, Any] = {}
         self._progress: float | None = None
         self._start()
@@ -128,12 +131,12 @@ class Batcher:
         return self._reached
 
     def next(self) -> Batch | None:
-        """Give the next batch, or None when every sample has been placed."""
+        """Give the next batch, or None when every unit is in one."""
         pieces: list[Piece] = []
-        still: list[_Waiting] = []
-        for waiting in self._waiting:
-            if not self._place(waiting, pieces, oldest=not still):
-                still.append(waiting)
+        still: list[Unit] = []
+        for unit in self._waiting:
+            if not self._place(unit, pieces, oldest=not still):
+                still.append(unit)
         self._waiting = still
         while len(pieces) < self._batch_size and len(self._waiting) < _MOST_WAITING:
             read = self._read_one()
@@ -143,18 +146,18 @@ class Batcher:
                 self._waiting.append(read)
         if not pieces:
             return None
-        broken = sum(waiting.placed > 0 for waiting in self._waiting)
+        broken = sum(unit.placed > 0 for unit in self._waiting)
         progress = self._waiting[0].progress if self._waiting else self._share_read()
         empty, self.empty = self.empty, 0
         return Batch(pieces, self.state(), broken, progress, empty)
 
     def state(self) -> dict[str, Any]:
-        """Give the position: where the oldest sample that waits begins, which wait, and how many of their pieces have been placed."""
+        """Give the position: where the oldest unit that waits begins, which wait, and how many of their pieces are in batches already."""
         if not self._waiting:
             return {"samples": self._reached, "read": self._read, "tokens": self._tokens, "until": self._read, "ended": self._ended, "waiting": []}
         oldest = self._waiting[0]
         return {"samples": oldest.before, "read": oldest.ordinal, "tokens": oldest.tokens, "until": self._read, "ended": self._ended,
-                "waiting": [[waiting.ordinal, waiting.placed] for waiting in self._waiting]}
+                "waiting": [[unit.ordinal, unit.placed] for unit in self._waiting]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position: what waited is read again."""
@@ -166,7 +169,7 @@ class Batcher:
             if read.ordinal in placed:
                 read.placed = placed[read.ordinal]
                 self._waiting.append(read)
-        if state["ended"]:  # which has been looked for: rows at the end that give no sample count as read
+        if state["ended"]:  # rows at the end that give no sample had been read, too
             self._read_one()
         self.empty = 0
 
@@ -177,7 +180,7 @@ class Batcher:
         self._reads = self._cutting(self._read_samples())
 
     def _read_samples(self) -> Iterator[tuple[Sample, tuple[dict[str, Any], float | None]]]:
-        """Read samples, each with the position after it and the share that has been read then."""
+        """Read samples, each with the position and the share of the stage after it."""
         while not self._halted():
             sample = self._samples.next()
             if sample is None:
@@ -185,7 +188,7 @@ class Batcher:
             yield sample, (self._samples.state(), self._samples.progress)
         raise Halted
 
-    def _read_one(self) -> _Waiting | None:
+    def _read_one(self) -> Unit | None:
         """Take the next sample; None at the end."""
         if self._most_tokens is not None and self._tokens >= self._most_tokens:
             return None
@@ -199,17 +202,17 @@ class Batcher:
         self._reached, self._progress = after
         self._read += 1
         self._tokens += sum([piece.n_truth for piece in pieces])
-        return _Waiting(ordinal, before, tokens, pieces, (share, self._share_read()))
+        return Unit(ordinal, before, tokens, pieces, (share, self._share_read()))
 
     def _share_read(self) -> float | None:
         """Give the share of the stage that has been read."""
         return self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
 
-    def _place(self, waiting: _Waiting, pieces: list[Piece], oldest: bool) -> bool:
-        """Place what fits of a sample; tell whether all of it has been placed now."""
-        left = waiting.pieces[waiting.placed:]
-        room = self._batch_size - len(pieces)
-        if len(left) <= room or (room and oldest and len(waiting.pieces) > self._batch_size):
-            pieces += left[:room]
-            waiting.placed += min(room, len(left))
-        return waiting.placed == len(waiting.pieces)
+    def _place(self, unit: Unit, pieces: list[Piece], oldest: bool) -> bool:
+        """Put what fits of a unit into the batch; tell whether all of it is in batches now."""
+        left = unit.pieces[unit.placed:]
+        free = self._batch_size - len(pieces)
+        if len(left) <= free or (free and oldest and len(unit.pieces) > self._batch_size):
+            pieces += left[:free]
+            unit.placed += min(free, len(left))
+        return unit.placed == len(unit.pieces)

@@ -16,39 +16,44 @@ from .continuation import Piece
 class MiniBatch:
     """What goes through the device at once.
 
-    `tokens` [B, T] are the inputs, padded on the right; or, where `lengths` are given, [1, T]: pieces of these lengths one behind the other.
-    `positions` [N] are the places in the flattened tokens whose next token is to be learned, `targets` [N] those tokens. `rows` says for each piece its
-    number in the batch and where its truth lies in the N positions. `n_padding` counts padded places.
+    `tokens_BT` (int64) are the inputs, padded on the right; or, where `seq_lens` are given, one row (B = 1) of pieces of these lengths, packed one behind
+    the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N` (int64) those next tokens.
+    `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding.
     """
 
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    targets: torch.Tensor
+    tokens_BT: torch.Tensor
+    positions_N: torch.Tensor
+    targets_N: torch.Tensor
     rows: list[tuple[int, slice]]
     n_padding: int
-    lengths: tuple[int, ...] | None = None
+    seq_lens: tuple[int, ...] | None = None
+
+    @property
+    def n_slots(self) -> int:
+        """Count the tokens that go through the model, padding included."""
+        return self.tokens_BT.numel()
 
     def to(self, device: torch.device) -> MiniBatch:
-        """Give the same mini-batch on a device; the copy does not wait where memory is pinned."""
+        """Give the same mini-batch on a device; from pinned memory it is copied without waiting."""
         if device.type == "cpu":
             return self
-        tensors = (tensor.pin_memory() if device.type == "cuda" else tensor for tensor in (self.tokens, self.positions, self.targets))
-        tokens, positions, targets = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return MiniBatch(tokens, positions, targets, self.rows, self.n_padding, self.lengths)
+        tensors = (tensor.pin_memory() if device.type == "cuda" else tensor for tensor in (self.tokens_BT, self.positions_N, self.targets_N))
+        tokens_BT, positions_N, targets_N = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        return MiniBatch(tokens_BT, positions_N, targets_N, self.rows, self.n_padding, self.seq_lens)
 
 
-def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, most: int | None = None, room: int = 0, joined: bool = False) \
+def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False) \
         -> list[MiniBatch]:
     """Sort pieces by length, longest first, and cut them into mini-batches.
 
-    Sorting changes neither loss nor gradient of the batch and removes most of the padding; the longest first, so that memory is claimed once.
+    Sorting changes neither loss nor gradient of the batch and removes most of the padding; the longest come first, so that memory is allocated once.
 
     :param pieces: the pieces of a batch.
-    :param mini_batch_size: the most pieces in a mini-batch, where it has no `room`.
+    :param mini_batch_size: the most pieces in a mini-batch; used without a `token_budget`.
     :param multiple: padded lengths are rounded up to a multiple of this (compiled code likes few shapes).
-    :param most: but not beyond this length (the context).
-    :param room: as many pieces as fit in so many tokens, with padding, however many these are; one that is longer has a mini-batch alone. 0 = not used.
-    :param joined: one behind the other, without padding.
+    :param longest: but not beyond this length (the context).
+    :param token_budget: the most tokens in a mini-batch, padding included, however many pieces these are; a longer piece has one alone. 0 = not used.
+    :param packed: one behind the other, without padding.
     :return: the mini-batches; all pieces are in exactly one.
     """
     order = sorted(range(len(pieces)), key=lambda i: (-len(pieces[i].tokens), i))
@@ -57,16 +62,16 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, mo
     mini_batches, start = [], 0
     while start < len(order):
         width = -(-lengths[start] // multiple) * multiple
-        width = max(lengths[start], min(width, most or width))
-        ends = list(accumulate(lengths[start:])) if joined else range(width, width * (len(order) - start) + 1, width)
-        stop = start + (max(1, bisect_right(ends, room)) if room else mini_batch_size)
-        mini_batches.append(_collate_one(pieces, order[start:stop], None if joined else width))
+        width = max(lengths[start], min(width, longest or width))
+        ends = list(accumulate(lengths[start:])) if packed else range(width, width * (len(order) - start) + 1, width)
+        stop = start + (max(1, bisect_right(ends, token_budget)) if token_budget else mini_batch_size)
+        mini_batches.append(_collate_one(pieces, order[start:stop], None if packed else width))
         start = stop
     return mini_batches
 
 
 def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None) -> MiniBatch:
-    """Build one mini-batch from the pieces with these numbers: padded to a width, or joined."""
+    """Build one mini-batch from the pieces with these numbers: padded to a width, or packed."""
     lengths = [len(pieces[number].tokens) - 1 for number in numbers]
     starts = list(accumulate(lengths[:-1], initial=0)) if width is None else list(range(0, len(numbers) * width, width))
     tokens = np.zeros(sum(lengths) if width is None else len(numbers) * width, dtype=np.int64)
@@ -76,9 +81,9 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None)
         piece = pieces[number]
         end = start + len(piece.tokens) - 1
         tokens[start:end] = piece.tokens[:-1]
-        places = np.arange(start + piece.n_prompt - 1, end)
+        before_truth = np.arange(start + piece.n_prompt - 1, end)
         truth = piece.tokens[piece.n_prompt:]
-        positions.append(places if piece.learned is None else places[piece.learned])
+        positions.append(before_truth if piece.learned is None else before_truth[piece.learned])
         targets.append(truth if piece.learned is None else truth[piece.learned])
         rows.append((number, slice(begin, begin + len(targets[-1]))))
         begin += len(targets[-1])

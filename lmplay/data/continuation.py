@@ -5,7 +5,7 @@ A chat is cut as a text is: it is what was written out from its first answer on,
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class Piece:
 
     @property
     def borders(self) -> np.ndarray:
-        """The places in `truth`, in half characters, before each of its tokens and after the last; odd inside a character, of which both have a part."""
+        """The offsets in `truth`, in half characters, before each of its tokens and after the last; odd inside a character that two tokens share."""
         import numpy as np
 
         borders = 2 * (self.starts - self.starts[0]) - ~self.cuttable
@@ -62,6 +62,10 @@ class Piece:
     def n_truth(self) -> int:
         """Count the tokens to be learned, the end token included."""
         return len(self.tokens) - self.n_prompt if self.learned is None else int(self.learned.sum())
+
+
+# Makes of one sample the pieces that must share a batch; the last of them, and no other, is marked `last`.
+Prepare = Callable[[Sample], list[Piece]]
 
 
 class Cutter:
@@ -196,8 +200,8 @@ class Cutter:
     def _border_after(self, text: str, encoded: Encoded, position: int, most: int) -> int:
         """Give the first token border at or after a position (a token may hold a full stop and a line end), or 0 where none fits."""
         for border in range(int(encoded.starts.searchsorted(position)), most + 1):
-            place = int(encoded.starts[border])
-            if encoded.cuttable[border] and (place in (position, len(text)) or not splits_character(text, place)):
+            start = int(encoded.starts[border])
+            if encoded.cuttable[border] and (start in (position, len(text)) or not splits_character(text, start)):
                 return border
         return 0
 

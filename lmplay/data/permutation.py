@@ -5,22 +5,32 @@ choice of held-out rows; so a position in any order is one number.
 """
 from __future__ import annotations
 
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio
 _MASK = (1 << 64) - 1
 _ROUNDS = 4
 
 
-def mix(*values: int, state: int = 0) -> int:
-    """Hash integers to 64 bits (splitmix64's finaliser over a running sum; Steele, Lea and Flood, 2014).
+def splitmix64(state: int) -> int:
+    """Turn a state into a random number: the output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+
+    :param state: any integer, of which 64 bits count; a generator adds `GOLDEN` to it before each number.
+    :return: 0 to 2**64 - 1, the same on every machine.
+    """
+    state &= _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
+
+
+def hash64(*values: int, state: int = 0) -> int:
+    """Hash integers to 64 bits, by :func:`splitmix64`.
 
     :param values: any integers.
-    :param state: the hash of integers that come before them.
+    :param state: the hash of the integers that come before them.
     :return: 0 to 2**64 - 1, the same on every machine.
     """
     for value in values:
-        state = (state + (value & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = splitmix64(state + value + GOLDEN)
     return state
 
 
@@ -38,8 +48,8 @@ class Permutation:
         """
         self._n = n
         self._half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
-        named = mix(*seed)
-        self._keys = [mix(round_, state=named) for round_ in range(_ROUNDS)]
+        named = hash64(*seed)
+        self._keys = [hash64(round_, state=named) for round_ in range(_ROUNDS)]
 
     def __getitem__(self, index: int) -> int:
         """Give the image of an index; both lie in 0 … n-1."""
@@ -79,18 +89,18 @@ class HeldOut:
         """
         if not self._per_block:
             return False
-        block, place = divmod(index, self._block)
-        return place in self._chosen(block)
+        block, offset = divmod(index, self._block)
+        return offset in self._chosen(block)
 
     def count(self, n_rows: int) -> int:
         """Count the held-out rows among the first `n_rows`."""
         if not self._per_block:
             return 0
         blocks, rest = divmod(n_rows, self._block)
-        return blocks * self._per_block + sum(place < rest for place in self._chosen(blocks))
+        return blocks * self._per_block + sum(offset < rest for offset in self._chosen(blocks))
 
     def _chosen(self, block: int) -> frozenset[int]:
-        """Give the held-out places of a block; the last block asked for is remembered."""
+        """Give the held-out offsets of a block, and remember them for the next question."""
         if self._choices[0] != block:
             order = Permutation(self._block, self._seed, block)
             self._choices = (block, frozenset(order[i] for i in range(self._per_block)))

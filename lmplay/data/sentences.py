@@ -70,15 +70,6 @@ def last_cut(text: str, start: int, limit: int) -> tuple[int, Cut] | None:
     return None
 
 
-def sentence_ends(text: str) -> list[int]:
-    """Find all sentence ends.
-
-    :param text: any text.
-    :return: the positions after each sentence, with its closing quotes and line end, rising.
-    """
-    return list(_sentence_ends(text, 0, len(text)))[::-1]
-
-
 def splits_character(text: str, position: int, start: int = 0) -> bool:
     """Tell whether a cut here would divide what a reader sees as one character: an emoji sequence, a letter and its accent, a flag, CR and LF.
 

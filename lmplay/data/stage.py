@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
 from .mixing import Mix
-from .permutation import mix
+from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
 from .sources import IndexedSource, StreamedSource, is_local, open_source
@@ -55,14 +55,14 @@ class StageData:
                 faults += error.faults
         if faults:
             raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
-        self.samples()  # refuses now what can't be read for the length asked for
+        self.open_samples()  # refuses now what can't be read for the length asked for
 
     @property
     def length_is_known(self) -> bool:
         """Whether it is known how long the stage is."""
-        return self._stage.tokens is not None or self.samples().total is not None
+        return self._stage.tokens is not None or self.open_samples().total is not None
 
-    def samples(self) -> SampleStream:
+    def open_samples(self) -> SampleStream:
         """Give the training samples from the start of the stage."""
         readers = [open_reader(source, self._order(number, validation=False)) for number, source in enumerate(self.sources)]
         for source, reader in zip(self.sources, readers, strict=True):
@@ -83,7 +83,7 @@ class StageData:
         """Name the source of each number that validation samples carry."""
         return [name for name, *_ in self._validation_readers()]
 
-    def validation_samples(self) -> SampleStream | None:
+    def open_validation(self) -> SampleStream | None:
         """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
         chosen = self._validation_readers()
         if not chosen:
@@ -118,7 +118,7 @@ class StageData:
 
         :param characters: give about so many.
         """
-        stream = self.samples()
+        stream = self.open_samples()
         while characters > 0 and (sample := stream.next()) is not None:
             characters -= len(sample.prompt) + len(sample.truth)
             yield sample.prompt + sample.truth
@@ -169,7 +169,7 @@ class StageData:
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
         # Not by the path of local files: a folder that has been moved has the same rows held out.
         identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
-        return Order(mix(seed, number), shuffle is not False, buffer, self._held_out[number], validation, mix(self._seed, identity))
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

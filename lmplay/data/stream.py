@@ -13,8 +13,8 @@ from .mixing import Mix
 from .samples import Reading, Sample, Skipped
 from .sources import BadRow, Row, Source
 
-# Of rows that are skipped for one reason, so many are named.
-_PLACES = 3
+# Rows that are named for each reason why rows are skipped.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SampleStream:
         self._length = length
         self._samples = 0
         self.skipped: Counter[str] = Counter()
-        self.places: dict[str, list[str]] = {}  # where the first rows are that were skipped, by reason
+        self.locations: dict[str, list[str]] = {}  # where the first rows are that were skipped, by reason
         self.replaced: Counter[str] = Counter()  # rows that had bytes that are not UTF-8, and characters that stand for them
         self._sources, self._strict = sources, strict
         whole, part = divmod(length.epochs or 0, 1)
@@ -104,24 +104,24 @@ class SampleStream:
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
         return {"mix": self._mix.state(), "samples": self._samples, "skipped": dict(self.skipped), "replaced": dict(self.replaced),
-                "places": {reason: list(places) for reason, places in self.places.items()}}
+                "places": {reason: list(named) for reason, named in self.locations.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position."""
         self._mix.restore(state["mix"])
         self._samples = state["samples"]
         self.skipped, self.replaced = Counter(state["skipped"]), Counter(state["replaced"])
-        self.places = {reason: list(places) for reason, places in state["places"].items()}
+        self.locations = {reason: list(named) for reason, named in state["places"].items()}
 
     def _skip(self, source: int, index: int, reason: str, bad: BadRow | None = None) -> None:
         """Count a row that gives no sample, and remember where the first few are; of a strict source it is the end."""
         if source in self._strict:
-            faults = bad.faults if bad else [f"{self._sources[source].place(index)}: gives no sample ({reason}); mend or delete it."]
+            faults = bad.faults if bad else [f"{self._sources[source].location(index)}: gives no sample ({reason}); mend or delete it."]
             raise UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
         self.skipped[reason] += 1
-        places = self.places.setdefault(reason, [])
-        if len(places) < _PLACES and self._sources:
-            places.append(bad.place if bad else self._sources[source].place(index))
+        named = self.locations.setdefault(reason, [])
+        if len(named) < _NAMED and self._sources:
+            named.append(bad.location if bad else self._sources[source].location(index))
 
     def _is_done(self) -> bool:
         """Tell whether the length is reached."""
@@ -144,12 +144,12 @@ def describe_losses(state: dict[str, Any]) -> list[str]:
     """Say what of the rows did not become samples as it stood in the files.
 
     :param state: what :meth:`SampleStream.state` gave.
-    :return: a line for each reason why rows were skipped, with the first places, and one for bytes that were replaced.
+    :return: a line for each reason why rows were skipped, with where the first of them are, and one for bytes that were replaced.
     """
     lines = []
     for reason, count in sorted(state["skipped"].items()):
-        places = state["places"].get(reason, [])
-        where = f" ({'; '.join(places)}{'; …' if count > len(places) else ''})" if places else ""
+        named = state["places"].get(reason, [])
+        where = f" ({'; '.join(named)}{'; …' if count > len(named) else ''})" if named else ""
         lines.append(f"{counted(count, 'row')} skipped: {reason}{where}")
     if state["replaced"]:
         rows, characters = (counted(state["replaced"][f"{name}s"], name) for name in ("row", "character"))

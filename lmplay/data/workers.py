@@ -1,4 +1,4 @@
-"""Processes that cut samples, so that more cores than one share the tokenizer's work; the pieces come in the samples' order.  Data floor, no torch.
+"""Processes that prepare samples, so that several cores share the tokenizer's work; the pieces come in the samples' order.  Data floor, no torch.
 
 A process is this file, run by a plain interpreter: it imports nothing of the program that started it, and talks over its standard input and output.
 It needs no locks, leaves nothing behind, and ends when its input does, which is when the program that started it ends in whatever way.
@@ -22,31 +22,31 @@ from queue import SimpleQueue
 from typing import IO, Any, TypeVar
 
 from ..errors import TrainingError
-from .continuation import Cutter, Piece
+from .continuation import Piece, Prepare
 from .prefetch import SIGNALS
 from .samples import Sample
 
-# Samples go to a process by the chunk, so that the way there costs little: so many at most, and no more once they have so many characters.
+# Samples are sent to a process in chunks, so that sending costs little: at most this many samples, and no more once they have this many characters.
 _CHUNK_SAMPLES, _CHUNK_CHARACTERS = 64, 200_000
-# Chunks that each process has: one at work, and one to go on with at once.
+# Chunks that each process has: one that it works on, and the next.
 _CHUNKS_EACH = 2
 _NO_SAMPLE = Sample("", "")
 _T = TypeVar("_T")
-# What a process answers to a chunk: its number, the pieces of its samples up to the first that cannot be cut, and the error of that one with its trace.
+# What a process answers to a chunk: its number, the pieces of its samples up to the first that fails, and the error of that one with its trace.
 _Answer = tuple[int, list[list[Piece]], "tuple[Exception, str] | None"]
 
 
 class Workers:
-    """Cuts samples in processes, started when they are first needed.  A context: its end is theirs."""
+    """Prepares samples in processes, started when they are first needed.  A context manager: the processes end with it."""
 
-    def __init__(self, cutter: Cutter, count: int):
+    def __init__(self, prepare: Prepare, count: int):
         """
-        :param cutter: what each process cuts with; any value that can be pickled and has `cut`.
+        :param prepare: makes the pieces of a sample; has to be picklable.
         :param count: number of processes, at least 1.
         """
-        self._cutter, self._count = cutter, count
+        self._prepare, self._count = prepare, count
         self._processes: list[_Process] = []
-        self._numbers = count_up()  # of chunks: the answers to those that a reading left behind are passed over by the next
+        self._numbers = count_up()  # of chunks: answers that an earlier reading did not take are skipped by the next
 
     def __enter__(self) -> Workers:
         return self
@@ -56,15 +56,15 @@ class Workers:
             process.end()
 
     def cut(self, samples: Iterator[tuple[Sample, _T]]) -> Iterator[tuple[list[Piece], _T]]:
-        """Cut samples; see :class:`lmplay.data.batcher.Cutting`.
+        """Prepare samples; see :class:`lmplay.data.batcher.Cutting`.
 
-        :param samples: with something to come back with their pieces; is read ahead of what is taken by as much as keeps the processes at work.
+        :param samples: each with a tag that comes back with its pieces; read ahead as far as keeps the processes busy.
         :return: the pieces, in the samples' order.
-        :raises Exception: what reading or cutting raised, after the samples before it.
+        :raises Exception: what reading or preparing raised, after the samples before it.
         :raises TrainingError: when a process has died.
         """
         if not self._processes:
-            data = pickle.dumps(self._cutter, pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps(self._prepare, pickle.HIGHEST_PROTOCOL)
             self._processes = [_Process() for _ in range(self._count)]
             for process in self._processes:
                 process.send(data)
@@ -160,27 +160,27 @@ def _read_chunk(samples: Iterator[tuple[Sample, _T]]) -> tuple[list[tuple[Sample
 
 
 def _join(chunk: Sequence[tuple[Sample, _T]], answer: _Answer) -> Iterator[tuple[list[Piece], _T]]:
-    """Give pieces their samples back, which have not made the way twice; raise the error that comes after them."""
-    _, cut, failed = answer
-    for (sample, tag), pieces in zip(chunk, cut, strict=False):
-        yield [replace(piece, sample=sample) for piece in pieces], tag
+    """Give pieces their samples back, which were not sent back with them; raise the error that comes after them."""
+    _, units, failed = answer
+    for (sample, tag), pieces in zip(chunk, units, strict=False):
+        yield [replace(piece, sample=sample) if piece.sample == _NO_SAMPLE else piece for piece in pieces], tag
     if failed is not None:
         error, trace = failed
         raise error from _Trace(trace)
 
 
 def main() -> None:
-    """Be a process: cut the chunks that come in, until the program that started this one ends."""
-    for number in SIGNALS:  # that program hears them, and ends this one
+    """Be a process: prepare the chunks that come in, until the program that started this one ends."""
+    for number in SIGNALS:  # that program handles them, and ends this one
         signal.signal(number, signal.SIG_IGN)
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints must not look like an answer
     inbox: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, inbox), daemon=True).start()
     try:
-        cutter = inbox.get()
+        prepare = inbox.get()
         while True:
-            pickle.dump(_cut(cutter, *inbox.get()), output, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(_prepare_chunk(prepare, *inbox.get()), output, pickle.HIGHEST_PROTOCOL)
             output.flush()
     except BrokenPipeError:
         os._exit(0)
@@ -190,30 +190,30 @@ def main() -> None:
 
 
 def _receive(stream: IO[bytes], inbox: SimpleQueue[Any]) -> None:
-    """Take in whatever comes, so that the other side never waits; at the end of it leave, even from the middle of a long text."""
+    """Take in whatever comes, so that the other side never waits; when the input ends, exit at once, even in the middle of a long text."""
     while True:
         try:
             inbox.put(pickle.load(stream))
-        except (EOFError, pickle.UnpicklingError):  # the end, or killed in the middle of a message
+        except (EOFError, pickle.UnpicklingError):  # the input has ended, perhaps in the middle of a message
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
 
 
-def _cut(cutter: Cutter, number: int, samples: list[Sample]) -> _Answer:
-    """Cut a chunk."""
-    cut: list[list[Piece]] = []
+def _prepare_chunk(prepare: Prepare, number: int, samples: list[Sample]) -> _Answer:
+    """Prepare the samples of a chunk."""
+    units: list[list[Piece]] = []
     try:
         for sample in samples:
-            cut.append([replace(piece, sample=_NO_SAMPLE) for piece in cutter.cut(sample)])
+            units.append([replace(piece, sample=_NO_SAMPLE) if piece.sample is sample else piece for piece in prepare(sample)])
     except Exception as error:
-        return number, cut, (_portable(error), traceback.format_exc())
-    return number, cut, None
+        return number, units, (_portable(error), traceback.format_exc())
+    return number, units, None
 
 
 def _portable(error: Exception) -> Exception:
-    """Give the error, or one with its words where it cannot go to another process."""
+    """Give the error, or one with the same message where it cannot be pickled."""
     try:
         return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
     except Exception:

@@ -58,7 +58,7 @@ class TrainBatch:
     @property
     def n_slots(self) -> int:
         """The positions of all mini-batches, padding included."""
-        return sum(mini_batch.tokens.numel() for mini_batch in self.mini_batches)
+        return sum(mini_batch.n_slots for mini_batch in self.mini_batches)
 
     @property
     def n_padding(self) -> int:
@@ -89,7 +89,7 @@ class Batches:
         :param token_budget: asked for each batch when it is made.
         :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
         """
-        self.stream = stage.data.samples()
+        self.stream = stage.data.open_samples()
         self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
         self._told_apart = len(stage.data.sources) > 1

@@ -25,7 +25,7 @@ class HeldOut:
     def __init__(self, stage: OpenStage):
         self._stage = stage
         self.is_there = self._has_sample()
-        self._stream = stage.data.validation_samples() if self.is_there else None
+        self._stream = stage.data.open_validation() if self.is_there else None
         if self._stream is not None and stage.state.validation_position is not None:
             self._stream.restore(stage.state.validation_position)
 
@@ -40,7 +40,7 @@ class HeldOut:
 
     def final(self) -> list[Sample]:
         """Take the samples of the validation that ends the stage: not so many that long texts make it take longer than the stage."""
-        stream = self._stage.data.validation_samples() if self.is_there else None
+        stream = self._stage.data.open_validation() if self.is_there else None
         if stream is None:
             return []
         samples = _take(stream, FINAL_FACTOR * self._stage.settings.validation_samples)
@@ -54,7 +54,7 @@ class HeldOut:
         :param prepare: makes the pieces of a sample.
         :return: `floor_nats_per_token` and `floor_bits_per_byte`; None where unknown.
         """
-        stream = (self._stage.data.validation_samples() if self.is_there else None) or self._stage.data.samples()
+        stream = (self._stage.data.open_validation() if self.is_there else None) or self._stage.data.open_samples()
         first = stream.next()
         samples = [first, *_take(stream, _FLOOR_SAMPLES - 1)] if first is not None and first.nats is not None else []
         if not samples or any(sample.nats is None for sample in samples):
@@ -66,7 +66,7 @@ class HeldOut:
 
     def _has_sample(self) -> bool:
         """Tell whether there is a held-out row that gives a sample."""
-        samples = self._stage.data.validation_samples()
+        samples = self._stage.data.open_validation()
         try:
             return samples is not None and samples.next() is not None
         except UserError:

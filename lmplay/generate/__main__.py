@@ -46,13 +46,13 @@ class _Writer:
         :param first: the number of the first text, which its random numbers depend on.
         :return: for each step what comes to each text; None once it has ended.
         """
-        from ..data.permutation import mix
+        from ..data.permutation import hash64
         from ..data.samples import BREAK
         from ..writing.generation import generate
 
         head = self.tokenizer.encode(title + BREAK).ids.tolist() if title else [self.tokenizer.end_id]
         ids = [head + self.tokenizer.encode(prompt).ids.tolist() for prompt in prompts]
-        seeds = [mix(self.seed, first + number) >> 1 for number in range(len(prompts))]
+        seeds = [hash64(self.seed, first + number) >> 1 for number in range(len(prompts))]
         new: list[list[int]] = [[] for _ in prompts]
         told = [""] * len(prompts)
         steps = generate(self.model, ids, self.tokenizer.end_id, self.context_len, self.sampling, seeds, self.most_tokens)

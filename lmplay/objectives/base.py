@@ -45,7 +45,7 @@ class Objective(ABC):
 
     def count(self, mini_batch: MiniBatch) -> int:
         """Count what the loss sum of a mini-batch goes over, before it is computed: by default N, its truth tokens."""
-        return len(mini_batch.targets)
+        return len(mini_batch.targets_N)
 
     @abstractmethod
     def loss(self, model: nn.Module, mini_batch: MiniBatch, head: nn.Module) -> Result:

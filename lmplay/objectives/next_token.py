@@ -29,13 +29,13 @@ class NextToken(Objective):
 
     def loss(self, model: nn.Module, mini_batch: MiniBatch, head: nn.Module) -> Result:
         """See :class:`Objective`; the head is applied at the truth positions only, a chunk at a time."""
-        lengths = mini_batch.lengths
-        hidden_BTD = model(mini_batch.tokens) if lengths is None else model(mini_batch.tokens, lengths=lengths)
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions)
+        lengths = mini_batch.seq_lens
+        hidden_BTD = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
         if type(head) is nn.Linear and head.bias is None:  # not isinstance: a subclass (an adapter, say) computes something else
-            sums = linear_cross_entropy(hidden_ND, head.weight, mini_batch.targets, self._chunk)
+            sums = linear_cross_entropy(hidden_ND, head.weight, mini_batch.targets_N, self._chunk)
         else:
-            sums = _any_head(head, hidden_ND, mini_batch.targets, self._chunk)
+            sums = _any_head(head, hidden_ND, mini_batch.targets_N, self._chunk)
         return Result(*sums)
 
 

@@ -96,8 +96,8 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     for stage in plan.stages:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
-        group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len,
-                        room=settings.room(own.context_len), joined=runtime.joins(module))
+        group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, longest=own.context_len,
+                        token_budget=settings.room(own.context_len), packed=runtime.joins(module))
         looked = _look(stage_data[stage.name], stage, own, cutter, group)
         look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)
         stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name]),
@@ -115,7 +115,7 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
 def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, group: Callable[[list[Piece]], list[MiniBatch]]) -> _Looked:
     """Cut and batch the first samples of a stage, in the order of training."""
     looked, started = _Looked(), time.monotonic()
-    batcher = Batcher(data.samples(), cutter, own.batch_size, stage.tokens)
+    batcher = Batcher(data.open_samples(), cutter.cut, own.batch_size, stage.tokens)
     of_sample: Counter[int] = Counter()
     while len(looked.tokens) < _SAMPLES and time.monotonic() - started < _SAMPLE_SECONDS:
         batch = batcher.next()
@@ -126,7 +126,7 @@ def _look(data: StageData, stage: Stage, own: StageSettings, cutter: Cutter, gro
         looked.first = looked.first or mini_batches
         looked.batches += 1
         looked.counts.update(batch.counts())
-        looked.counts.update(padding=sum(part.n_padding for part in mini_batches), places=sum(part.tokens.numel() for part in mini_batches))
+        looked.counts.update(padding=sum(part.n_padding for part in mini_batches), slots=sum(part.n_slots for part in mini_batches))
         for piece in batch.pieces:
             looked.first_samples.setdefault(piece.sample.source, piece.sample)
             of_sample[id(piece.sample)] += piece.n_truth
@@ -140,7 +140,7 @@ def _estimate(stage: Stage, data: StageData, looked: _Looked, timer: _Timer) -> 
     rows = [{"name": source.name, "rows": source.n_rows} for source in data.sources]
     if not looked.tokens:
         raise TrainingError(f"stage '{stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s.")
-    samples: float | None = data.samples().total
+    samples: float | None = data.open_samples().total
     if looked.whole:
         samples = len(looked.tokens)
     elif stage.tokens is not None:
@@ -148,24 +148,24 @@ def _estimate(stage: Stage, data: StageData, looked: _Looked, timer: _Timer) -> 
     share = len(looked.tokens) / samples if samples else 0.0
     steps = None if samples is None else math.ceil(samples * looked.batches / len(looked.tokens))
     timer.time(looked.first)
-    seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_place * looked.counts["places"] / looked.batches)
+    seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * looked.counts["slots"] / looked.batches)
     return {"name": stage.name, "sources": rows, "samples": None if samples is None else round(samples), "samples_looked_at": len(looked.tokens),
             "tokens": None if samples is None else stage.tokens or round(samples * looked.tokens_per_sample),
             "tokens_error": 0.0 if stage.tokens else looked.error(share), "pieces_per_sample": looked.counts["pieces"] / len(looked.tokens),
             "forced_cut_share": looked.counts["forced_cuts"] / looked.counts["pieces"],
-            "padding_share": looked.counts["padding"] / looked.counts["places"], "steps": steps, "seconds": seconds}
+            "padding_share": looked.counts["padding"] / looked.counts["slots"], "steps": steps, "seconds": seconds}
 
 
 def _compare(data: StageData) -> dict[str, Any]:
     """Count samples that are there twice, and validation samples that are trained on."""
     seen: set[int] = set()
     rows, duplicates = 0, 0
-    for sample in _rows(data.samples()):
+    for sample in _rows(data.open_samples()):
         rows += 1
         key = hash((sample.prompt, sample.truth))
         duplicates += key in seen
         seen.add(key)
-    validation = data.validation_samples()
+    validation = data.open_validation()
     held_out = [hash((sample.prompt, sample.truth)) in seen for sample in _rows(validation)] if validation is not None else []
     return {"compared": rows, "duplicates": duplicates, "validation_compared": len(held_out), "validation_overlap": sum(held_out)}
 
@@ -186,23 +186,23 @@ def _rows(stream: SampleStream) -> Iterator[Sample]:
 
 
 class _Timer:
-    """Times forward and backward by place (a token or padding), and the update."""
+    """Times forward and backward by slot (a token or padding), and the update."""
 
     def __init__(self, raw: nn.Module, wrapped: nn.Module, optimizer: torch.optim.Optimizer, runtime: Runtime):
         self._raw, self._wrapped, self._optimizer, self._runtime = raw, wrapped, optimizer, runtime
-        self.seconds_per_place = self.seconds_per_update = 0.0
+        self.seconds_per_slot = self.seconds_per_update = 0.0
 
     def time(self, mini_batches: Sequence[MiniBatch]) -> None:
         """Measure with the mini-batches of one batch: the first warms up, then from the shortest on, as many as there is time for."""
         self._step(mini_batches[:1])
         self.seconds_per_update = self._seconds(self._optimizer.step)
-        places, seconds = 0, 0.0
+        slots, seconds = 0, 0.0
         for mini_batch in reversed(mini_batches):
             took = self._seconds(partial(self._step, [mini_batch])) - self.seconds_per_update
-            places, seconds = places + mini_batch.tokens.numel(), seconds + max(took, 0.0)
+            slots, seconds = slots + mini_batch.n_slots, seconds + max(took, 0.0)
             if seconds > _TIMED_SECONDS:
                 break
-        self.seconds_per_place = seconds / places
+        self.seconds_per_slot = seconds / slots
 
     def _step(self, mini_batches: Sequence[MiniBatch]) -> None:
         """Do a step on a model that nobody keeps."""

@@ -47,7 +47,7 @@ class Look:
     def place(self, sample: Sample) -> dict[str, Any]:
         """Say where a sample comes from."""
         source = self.data.sources[sample.source]
-        return {"source": source.name, "row": sample.row, "place": source.place(sample.row)}
+        return {"source": source.name, "row": sample.row, "place": source.location(sample.row)}
 
 
 def show(settings: Settings, plan: Plan) -> str:
@@ -60,7 +60,7 @@ def show(settings: Settings, plan: Plan) -> str:
     """
     if settings.show_batch is None:
         looks = _open(settings, plan, list(plan.stages))
-        samples = ((look, sample) for look in looks for sample in islice(iter(look.data.samples().next, None), settings.show_samples))
+        samples = ((look, sample) for look in looks for sample in islice(iter(look.data.open_samples().next, None), settings.show_samples))
         found = [sample_as_json(look, sample) for look, sample in samples]
         if settings.json:
             return json.dumps(found, indent=1, ensure_ascii=False)
@@ -116,8 +116,8 @@ def _changes(settings: Settings, state: StageState, data: StageData, context_len
 
 def _make_batch(look: Look, number: int) -> Batch:
     """Make the batches of a stage up to one of them, counted from 1."""
-    stream = look.data.samples()
-    batcher = Batcher(stream, look.cutter, look.batch_size, look.stage.tokens)
+    stream = look.data.open_samples()
+    batcher = Batcher(stream, look.cutter.cut, look.batch_size, look.stage.tokens)
     made = 0
     while (batch := batcher.next()) is not None:
         made += 1

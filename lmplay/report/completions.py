@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..data.permutation import mix
+from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
 from ..files import write_text
@@ -99,7 +99,7 @@ class CompletionWriter:
         if not self.prompts or step == self._newest:
             return []
         ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts]
-        seeds = [mix(self.seed, int(step), number) >> 1 for number in range(len(ids))]
+        seeds = [hash64(self.seed, int(step), number) >> 1 for number in range(len(ids))]
         new: list[list[int]] = [[] for _ in ids]
         was_training = model.training
         try:

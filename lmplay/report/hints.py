@@ -56,5 +56,5 @@ def _steps(run: Run) -> float:
         if stage.tokens is not None:
             steps += stage.tokens / (settings.batch_size * settings.context_len)
         else:
-            steps += (run.stage_data[stage.name].samples().total or 0) / settings.batch_size
+            steps += (run.stage_data[stage.name].open_samples().total or 0) / settings.batch_size
     return steps

@@ -96,7 +96,7 @@ class Progress:
 
 def total_samples(run: Run, stage: Stage) -> int | None:
     """Count the samples of a stage; None where that is unknown, or the stage is done."""
-    return run.stage_data[stage.name].samples().total if stage.name in run.stage_data and stage.tokens is None else None
+    return run.stage_data[stage.name].open_samples().total if stage.name in run.stage_data and stage.tokens is None else None
 
 
 def duration(seconds: float) -> str:

@@ -82,10 +82,10 @@ class Tokenizer:
 
         if self._fast is None:
             data = text.encode("utf-8", "surrogatepass")
-            return self._place(np.frombuffer(data, dtype=np.uint8).astype(np.int32), text)
+            return self._with_starts(np.frombuffer(data, dtype=np.uint8).astype(np.int32), text)
         ids = self._pairs.encode(text) if self._pairs is not None else None
         if ids is not None:
-            return self._place(ids, text)
+            return self._with_starts(ids, text)
         return self._encode_with(self._fast, text)
 
     def encode_markup(self, text: str) -> Encoded:
@@ -99,7 +99,7 @@ class Tokenizer:
         if self._fast is not None:
             return self._encode_with(self._markup, text)
         first, *others = (np.frombuffer(part.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.int32) for part in text.split(END_TOKEN))
-        return self._place(np.concatenate([first, *(ids for part in others for ids in ([self.end_id], part))]).astype(np.int32), text)
+        return self._with_starts(np.concatenate([first, *(ids for part in others for ids in ([self.end_id], part))]).astype(np.int32), text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Turn token ids into text; the end token becomes nothing, broken UTF-8 the replacement character.
@@ -147,10 +147,10 @@ class Tokenizer:
             encoding = fast.encode_batch_fast([text], add_special_tokens=False)[0]
             ids = np.array(encoding.ids, dtype=np.int32)
             if self._byte_lengths[ids].sum() == len(text.encode("utf-8", "surrogatepass")):  # else a normalizer changed the text
-                return self._place(ids, text)
+                return self._with_starts(ids, text)
         return _with_offsets(fast, text)
 
-    def _place(self, ids: np.ndarray, text: str) -> Encoded:
+    def _with_starts(self, ids: np.ndarray, text: str) -> Encoded:
         """Add the positions to tokens whose bytes, joined, are the text: a character starts at each byte that is no UTF-8 continuation."""
         import numpy as np
 

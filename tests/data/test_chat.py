@@ -230,8 +230,8 @@ def test_a_plan_says_how_chats_are_written(tmp_path, chat):
     (tmp_path / "plan.json").write_text(json.dumps({"s": {"dataset": source, "validation": {"dataset": source}}}))
     stage: Stage = load_plan(str(tmp_path / "plan.json")).stages[0]
     data = StageData(stage, tmp_path / "datasets", seed=0)
-    samples = list(iter(data.samples().next, None))
-    assert {sample.chat for sample in samples} == {chat} == {data.validation_samples().next().chat}
+    samples = list(iter(data.open_samples().next, None))
+    assert {sample.chat for sample in samples} == {chat} == {data.open_validation().next().chat}
     assert {sample.truth for sample in samples} == {"a"}
     assert all(sample.turns[0] == Turn("user", f"q{sample.row}", False) for sample in samples)
 

@@ -5,14 +5,14 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts import BPE, BYTES, PARTS, TEXTS, WHO
+from texts import BPE, BYTES, PARTS, TEXTS, WHO, sentence_ends
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.chat import Part
 from lmplay.data.collate import collate
 from lmplay.data.continuation import SMALLEST_CONTEXT, Cutter
 from lmplay.data.samples import Sample, Turn
-from lmplay.data.sentences import Cut, last_cut, sentence_ends, splits_character
+from lmplay.data.sentences import Cut, last_cut, splits_character
 
 
 def encode(tokenizer, part):
@@ -70,14 +70,14 @@ def test_mini_batches_take_loss_on_what_is_learned(exchanges, context, mini_batc
     assert "".join(piece.truth for piece in pieces) == "".join(answer for _, answer in exchanges)
     seen = 0
     for mini in collate(pieces, mini_batch_size, 1, context - 1):
-        flat = mini.tokens.flatten()
+        flat = mini.tokens_BT.flatten()
         for number, where in mini.rows:
             piece = pieces[number]
-            assert mini.targets[where].tolist() == learned_of(piece)
+            assert mini.targets_N[where].tolist() == learned_of(piece)
             inputs = piece.tokens[piece.n_prompt - 1:-1]
-            assert flat[mini.positions[where]].tolist() == (inputs if piece.learned is None else inputs[piece.learned]).tolist()
+            assert flat[mini.positions_N[where]].tolist() == (inputs if piece.learned is None else inputs[piece.learned]).tolist()
             seen += piece.n_truth
-        assert len(mini.targets) == len(mini.positions) == sum(pieces[number].n_truth for number, _ in mini.rows)
+        assert len(mini.targets_N) == len(mini.positions_N) == sum(pieces[number].n_truth for number, _ in mini.rows)
     assert seen == sum(piece.n_truth for piece in pieces)
 
 
@@ -156,7 +156,7 @@ class Texts:
 
 def test_a_text_without_tokens_is_counted(word_pieces):
     samples = Texts(["cats", "\u200b\u200e", "cat \x00 cats", "\u200b"])
-    batcher = Batcher(samples, Cutter(word_pieces, 16), 2)
+    batcher = Batcher(samples, Cutter(word_pieces, 16).cut, 2)
     batches = list(iter(batcher.next, None))
     assert [sample.truth for batch in batches for sample in batch.samples] == ["cats", "cat \x00 cats"]
     assert sum(batch.empty for batch in batches) + batcher.empty == 2

@@ -1,5 +1,4 @@
 """The data path: orders, mixing, pieces, batches, positions.  Invariants 1, 2, 3 and the position of 5."""
-import itertools
 from collections import Counter
 from itertools import accumulate, pairwise
 
@@ -8,6 +7,7 @@ from helpers import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import Flow, Rows, rows
+from texts import sentence_ends
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.collate import collate
@@ -16,7 +16,7 @@ from lmplay.data.mixing import Mix
 from lmplay.data.permutation import HeldOut, Permutation
 from lmplay.data.reader import Order, open_reader
 from lmplay.data.samples import BREAK, Sample, Skipped, choose_reading
-from lmplay.data.sentences import Cut, sentence_ends, splits_character
+from lmplay.data.sentences import Cut, last_cut, splits_character
 from lmplay.data.stream import Length, SampleStream
 from lmplay.errors import UserError
 from lmplay.tokenizer import load_tokenizer, train_tokenizer
@@ -212,8 +212,10 @@ def test_part_of_an_unknown_number_of_rows_is_refused():
     ["The U.S. army came at 5 p.m. on Jan. 5.", " It cost No. 7 dearly."],
 ])
 def test_sentence_ends(sentences):
-    ends = sentence_ends("".join(sentences))
-    assert ends == list(itertools.accumulate(map(len, sentences)))
+    text, ends = "".join(sentences), [0, *accumulate(map(len, sentences))]
+    for begin, end in pairwise(ends):
+        assert last_cut(text, begin, end) == (end, Cut.SENTENCE)
+        assert (last_cut(text, begin, end - 1) or (0, None))[1] != Cut.SENTENCE  # none within
 
 
 def test_visible_characters_are_not_divided():
@@ -306,7 +308,7 @@ SIZES = st.lists(st.integers(1, 9), max_size=60)
 @given(SIZES, st.integers(1, 8))
 @settings(max_examples=150)
 def test_batches_lose_nothing_and_keep_samples_whole(sizes, batch_size):
-    batcher = Batcher(Given(sizes), Cutter(BYTES, 30), batch_size)
+    batcher = Batcher(Given(sizes), Cutter(BYTES, 30).cut, batch_size)
     batches = list(iter(batcher.next, None))
     placed = [piece for batch in batches for piece in batch.pieces]
     whole = [Cutter(BYTES, 30).cut(sample) for sample in iter(Given(sizes).next, None)]
@@ -328,7 +330,7 @@ def test_batches_lose_nothing_and_keep_samples_whole(sizes, batch_size):
 @settings(max_examples=100)
 def test_batches_go_on_from_any_position(sizes, batch_size, stop, most_tokens):
     def make():
-        return Batcher(Given(sizes), Cutter(BYTES, 30), batch_size, most_tokens)
+        return Batcher(Given(sizes), Cutter(BYTES, 30).cut, batch_size, most_tokens)
 
     untouched, resumed = make(), make()
     position = untouched.state()
@@ -348,7 +350,7 @@ def test_progress_is_what_has_been_trained_on_not_what_waits(sizes, batch_size, 
             return self.place / len(self.sizes)
 
     def make():
-        return Batcher(Measured(sizes), Cutter(BYTES, 30), batch_size, most_tokens)
+        return Batcher(Measured(sizes), Cutter(BYTES, 30).cut, batch_size, most_tokens)
 
     batches = list(iter(make().next, None))
     pieces = [len(Cutter(BYTES, 30).cut(sample)) for sample in iter(Given(sizes).next, None)]
@@ -372,7 +374,7 @@ def test_progress_is_what_has_been_trained_on_not_what_waits(sizes, batch_size, 
 
 @given(SIZES.filter(bool), st.integers(1, 300))
 def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
-    batcher = Batcher(Given(sizes), Cutter(BYTES, 30), 4, most)
+    batcher = Batcher(Given(sizes), Cutter(BYTES, 30).cut, 4, most)
     samples = [sample for batch in iter(batcher.next, None) for sample in batch.samples]
     tokens = [13 * size + 1 for size in sizes]
     expected = next((n for n in range(1, len(sizes) + 1) if sum(tokens[:n]) >= most), len(sizes))
@@ -381,25 +383,25 @@ def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
 
 @given(SIZES.filter(bool), st.integers(1, 7), st.sampled_from([1, 16]), st.just(0) | st.integers(1, 200), st.booleans())
 def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, room, joined):
-    batch = Batcher(Given(sizes), Cutter(BYTES, 30), 20).next()
+    batch = Batcher(Given(sizes), Cutter(BYTES, 30).cut, 20).next()
     mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29, room, joined)
     assert sorted(number for mini in mini_batches for number, _ in mini.rows) == list(range(len(batch.pieces)))
     for mini in mini_batches:
-        assert mini.tokens.numel() <= room or len(mini.rows) <= (1 if room else mini_batch_size)
-        assert mini.tokens.shape[1] <= 29 or joined
+        assert mini.n_slots <= room or len(mini.rows) <= (1 if room else mini_batch_size)
+        assert mini.tokens_BT.shape[1] <= 29 or joined
         if joined:
-            assert mini.lengths == tuple(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
-            assert mini.tokens.shape == (1, sum(mini.lengths))
-        assert mini.n_padding == mini.tokens.numel() - sum(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
-        flat = mini.tokens.flatten()
+            assert mini.seq_lens == tuple(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
+            assert mini.tokens_BT.shape == (1, sum(mini.seq_lens))
+        assert mini.n_padding == mini.n_slots - sum(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
+        flat = mini.tokens_BT.flatten()
         for number, where in mini.rows:
             piece = batch.pieces[number]
-            assert mini.targets[where].tolist() == piece.tokens[piece.n_prompt:].tolist()
-            assert flat[mini.positions[where]].tolist() == piece.tokens[piece.n_prompt - 1:-1].tolist()
+            assert mini.targets_N[where].tolist() == piece.tokens[piece.n_prompt:].tolist()
+            assert flat[mini.positions_N[where]].tolist() == piece.tokens[piece.n_prompt - 1:-1].tolist()
     if room:  # no mini-batch had room for the first piece of the next
         for mini, after in pairwise(mini_batches):
-            longest = mini.tokens.shape[1] if not joined else 0
-            assert mini.tokens.numel() + (longest or after.lengths[0]) > room
+            longest = mini.tokens_BT.shape[1] if not joined else 0
+            assert mini.n_slots + (longest or after.seq_lens[0]) > room
 
 
 # --- stages
@@ -412,7 +414,7 @@ def open_stage(folder, stage, seed=0):
 
 
 def held_out(data):
-    stream = data.validation_samples()
+    stream = data.open_validation()
     return sorted((sample.source, sample.truth) for sample in (stream.next() for _ in range(stream.rows_per_epoch)))
 
 
@@ -425,7 +427,7 @@ def test_a_row_is_held_out_wherever_its_source_is_read(tmp_path):
     assert [text for _, text in alone] == [text for source, text in mixed if source == 1]
     other_seed = held_out(open_stage(tmp_path, {"dataset": [a, b]}, seed=1))
     assert other_seed != mixed
-    trained = {sample.truth for sample in iter(open_stage(tmp_path, {"dataset": [a, b]}).samples().next, None)}
+    trained = {sample.truth for sample in iter(open_stage(tmp_path, {"dataset": [a, b]}).open_samples().next, None)}
     assert len(trained) == 72
     assert not trained & {text for _, text in mixed}
 
@@ -436,7 +438,7 @@ def test_validation_of_a_stage_of_its_own_is_read_once(tmp_path):
     write_rows(tmp_path / "v.jsonl", rows(7, "v"))
     data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": {"dataset": str(tmp_path / "v.jsonl")}})
     assert [text for _, text in held_out(data)] == [f"v{i}" for i in range(7)]
-    assert len(list(iter(data.samples().next, None))) == 40  # nothing held out of the others
+    assert len(list(iter(data.open_samples().next, None))) == 40  # nothing held out of the others
 
 
 def test_an_epoch_of_unknown_length_is_not_guessed():

@@ -39,7 +39,7 @@ def opened(path: Path, **keys) -> StageData:
 
 
 def truths(data: StageData) -> tuple[list[str], dict]:
-    stream = data.samples()
+    stream = data.open_samples()
     return [sample.truth for sample in iter(stream.next, None)], stream.state()
 
 
@@ -217,7 +217,7 @@ def test_bad_rows_change_nothing_of_resuming_and_of_shares(tmp_path, stop, weigh
     sources = [{"path": str(tmp_path / name), **({"weight": weight} if weight else {})}
                for name, weight in zip(("a.jsonl", "b.jsonl"), weights or (None, None), strict=True)]
     data = StageData(Stage.model_validate({"name": "one", "dataset": sources, "epochs": 2, "shuffle": shuffle}), tmp_path / "datasets", 0)
-    untouched, stopped, resumed = data.samples(), data.samples(), data.samples()
+    untouched, stopped, resumed = data.open_samples(), data.open_samples(), data.open_samples()
     for _ in range(stop):
         assert untouched.next() == stopped.next()
     resumed.restore(json.loads(json.dumps(stopped.state())))
@@ -277,7 +277,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_and_no_wrong_text(tmp_
         write(path, "".join(f"text number {i}\n\n" if form == "txt" else json.dumps({"text": f"text number {i}"}) + "\n" for i in range(5000)))
     os.utime(path, ns=(0, 0))
     data = opened(path)
-    stream = data.samples()
+    stream = data.open_samples()
     first = stream.next()
     assert first is not None
     assert first.truth.startswith("text number 0")
@@ -377,7 +377,7 @@ def test_the_index_of_a_big_file_is_kept_and_never_stale(tmp_path, monkeypatch):
         patch.setattr(tables, "_line_bounds", None)  # a second scan would fail
         assert rows(path, folder) == expected
         table = JsonLines(path, "a.jsonl", Spans(Index(folder)))
-    assert [table.place(i) for i in (0, 1, 101, 1999)] == ["a.jsonl, line 1", "a.jsonl, line 3", "a.jsonl, line 104", "a.jsonl, line 2020"]
+    assert [table.location(i) for i in (0, 1, 101, 1999)] == ["a.jsonl, line 1", "a.jsonl, line 3", "a.jsonl, line 104", "a.jsonl, line 2020"]
     old = path.read_bytes()
     moved = old.replace(b'"a0"', b'"longer a0"').replace(b'{"text": "a1999"}\n', b"")
     for content in (old.replace(b'"a0"', b'"b0"'), moved.ljust(len(old)), old + b'{"text": "more"}\n', old[:old.index(b'{"text": "a900"}')]):
@@ -468,7 +468,7 @@ def test_a_position_carries_over_to_other_data(tmp_path, change, stop):
     data = opened(path, on_bad_row="skip")
     if change == "from a stream":
         data.sources[0] = Flow(texts)
-    before, batcher = data.fingerprints(), Batcher(data.samples(), Cutter(BYTES, 30), 4)
+    before, batcher = data.fingerprints(), Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
     batch = None
     for _ in range(stop):
         batch = batcher.next()
@@ -477,7 +477,7 @@ def test_a_position_carries_over_to_other_data(tmp_path, change, stop):
     data = opened(path)
     if change == "a stream":
         data.sources[0] = Flow(texts)
-    batcher = Batcher(data.samples(), Cutter(BYTES, 30), 4)
+    batcher = Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
     batcher.restore(data.carry_over(batch.position, before))
     pieces = [piece for found in iter(batcher.next, None) for piece in found.pieces]
     ended = [piece.sample.row for piece in pieces if piece.last]

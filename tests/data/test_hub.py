@@ -361,9 +361,9 @@ def test_broken_lines_of_a_stream_are_rows_that_can_be_skipped(bad, buffer, stop
         assert sorted(found) == sorted([(i, f"caf\ufffd {i}") for i in good] * 2)
         assert sum(whole.skipped.values()) == (2 * (61 - len(good)) if good else 0)
         assert whole.replaced["characters"] == 2 * len(good)
-        for reason, places in whole.places.items():
-            for place in places:
-                name, number = place.split(", line ")
+        for reason, locations in whole.locations.items():
+            for location in locations:
+                name, number = location.split(", line ")
                 assert name == "source o/n: file"
                 assert lines[int(number) - 1] == {"not valid JSON": b"{broken\n", "no JSON object": b"[1]\n"}[reason]
         stop = min(stop, len(found))

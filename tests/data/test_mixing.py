@@ -180,7 +180,7 @@ def test_orders_are_new_each_epoch_and_for_each_source_and_spread_evenly():
 
 
 def order_of(data, epochs=2):
-    stream = data.samples()
+    stream = data.open_samples()
     found = [sample.truth for sample in iter(stream.next, None)]
     return [found[i * len(found) // epochs:(i + 1) * len(found) // epochs] for i in range(epochs)]
 

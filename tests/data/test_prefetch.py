@@ -32,6 +32,7 @@ from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.train.__main__ import main
 
 BYTES = load_tokenizer("bytes")
+CUT = Cutter(BYTES, 64).cut
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 
 
@@ -57,7 +58,7 @@ class Broken(Texts):
 @pytest.fixture(scope="module")
 def workers():
     """Two processes that stay, so that a test need not wait for new ones."""
-    with Workers(Cutter(BYTES, 64), 2) as started:
+    with Workers(CUT, 2) as started:
         yield started
 
 
@@ -67,10 +68,10 @@ def make_stream(corpora, weights, make=Texts, length=None):
                         length or Length(epochs=1.5))
 
 
-def batches_of(stream, batch_size, most_tokens, position=None, ahead=0, cutting=None, cutter=None):
+def batches_of(stream, batch_size, most_tokens, position=None, ahead=0, cutting=None, prepare=CUT):
     """Make batches in line, in a thread, or in a thread with processes, as a stage does."""
     def make(halted):
-        batcher = Batcher(stream, cutter or Cutter(BYTES, 64), batch_size, most_tokens, cutting=cutting, halted=halted)
+        batcher = Batcher(stream, prepare, batch_size, most_tokens, cutting=cutting, halted=halted)
         if position is not None:
             batcher.restore(position)
         for batch in iter(batcher.next, None):
@@ -123,7 +124,7 @@ def test_a_row_that_cannot_be_read_comes_after_the_batches_before_it(workers, wa
 
 @pytest.mark.parametrize(("way", "expected"), [("user", UserError), ("stubborn", RuntimeError)])
 def test_what_is_raised_in_a_process_arrives_as_itself_with_its_trace(way, expected):
-    with Workers(FailingCutter(BYTES, 64, way), 2) as started:
+    with Workers(FailingCutter(BYTES, 64, way).cut, 2) as started:
         cutting = started.cut((Sample("", f"This is cat {i} here."), i) for i in range(9))
         assert [tag for _, tag in islice(cutting, 5)] == [0, 1, 2, 3, 4]
         with pytest.raises(expected) as caught:
@@ -137,7 +138,7 @@ def test_what_is_raised_in_a_process_arrives_as_itself_with_its_trace(way, expec
 
 
 def test_a_process_that_dies_is_no_riddle():
-    with Workers(FailingCutter(BYTES, 64, "die"), 2) as started, pytest.raises(TrainingError, match=r"exit code 9.*fewer --data-workers"):
+    with Workers(FailingCutter(BYTES, 64, "die").cut, 2) as started, pytest.raises(TrainingError, match=r"exit code 9.*fewer --data-workers"):
         list(started.cut((Sample("", f"This is cat {i} here."), i) for i in range(9)))
 
 
@@ -145,7 +146,7 @@ def test_a_cutter_is_the_same_in_a_process():
     tokenizer = train_tokenizer(iter(["the cat sat on the mat 日本語 🎉 "] * 20), 300)
     for cutter in (Cutter(tokenizer, 20), Cutter(tokenizer, 40, estimate=True)):
         samples = [Sample("A title\n\n", "The cat sat. 日本語 on the mat! 🎉 " * n) for n in (1, 3, 200)]
-        with Workers(cutter, 1) as started:
+        with Workers(cutter.cut, 1) as started:
             for sample, (pieces, tag) in zip(samples, started.cut((sample, sample) for sample in samples), strict=True):
                 assert tag is sample
                 assert all(piece.sample is sample for piece in pieces)
@@ -227,8 +228,8 @@ def test_a_close_in_the_middle_ends_thread_and_processes(ahead, taken):
 
     def make(halted):
         try:
-            with Workers(Cutter(BYTES, 64), 1) as started:
-                yield from iter(Batcher(make_stream([[3] * 500], None), Cutter(BYTES, 64), 4, cutting=started.cut, halted=halted).next, None)
+            with Workers(CUT, 1) as started:
+                yield from iter(Batcher(make_stream([[3] * 500], None), CUT, 4, cutting=started.cut, halted=halted).next, None)
         finally:
             ended.append(started._processes)
 

@@ -190,7 +190,7 @@ def test_a_batch_with_nothing_to_learn_changes_nothing():
     before = memory_of(model, optimizer)
     [mini_batch] = collate(make_pieces([3, 2]), 2)
     none = torch.empty(0, dtype=torch.int64)
-    empty = dataclasses.replace(mini_batch, positions=none, targets=none, rows=[(0, slice(0, 0)), (1, slice(0, 0))])
+    empty = dataclasses.replace(mini_batch, positions_N=none, targets_N=none, rows=[(0, slice(0, 0)), (1, slice(0, 0))])
     result = train_step(model, model, optimizer, Runtime(CPU), [empty], grad_clip=1, watch=range(4), interrupted=lambda: False, sources=[0, 1])
     assert (float(result.loss_sum), float(result.grad_norm), result.source_sums.tolist()) == (0, 0, [0, 0])
     assert not compare(memory_of(model, optimizer), before)

@@ -105,7 +105,7 @@ def test_samples_are_shown_as_the_model_sees_them(folder, capsys):
     plan = load_plan("plan.json")
     expected = []
     for stage in plan.stages:
-        stream = StageData(stage, folder / "datasets", 0).samples()
+        stream = StageData(stage, folder / "datasets", 0).open_samples()
         expected += [(stage.name, stream.next()) for _ in range(4)]
     assert len(samples) == 8
     for shown_sample, (stage, sample) in zip(samples, expected, strict=True):

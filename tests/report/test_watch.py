@@ -273,7 +273,7 @@ def test_prompts_are_gone_on_with_at_each_validation_and_no_bit_is_changed(folde
 def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(folder, capsys):
     (folder / "prompts.txt").write_text("The cat\n")
     train("--sample-prompts", "prompts.txt", "--sample-tokens", 8)
-    from lmplay.data.permutation import mix
+    from lmplay.data.permutation import hash64
     from lmplay.exp import build_model, get_experiment
     from lmplay.report import completions
     from lmplay.tokenizer import Tokenizer
@@ -285,7 +285,7 @@ def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(fold
     model.load_state_dict(content["state"])
     last = samples()[-1]
     prompt = [tokenizer.end_id, *tokenizer.encode("The cat").ids.tolist()]
-    steps = generate(model, [prompt], tokenizer.end_id, 48, completions._SAMPLING, [mix(0, last["step"], 0) >> 1], 8, use_cache=False)
+    steps = generate(model, [prompt], tokenizer.end_id, 48, completions._SAMPLING, [hash64(0, last["step"], 0) >> 1], 8, use_cache=False)
     assert tokenizer.decode([token for [token] in steps]) == last["text"]
 
 

@@ -32,14 +32,14 @@ class Row(dict[str, Any]):
 
 
 class BadRow(UserError):
-    """A row that cannot be read: `reason` is what it is counted under when it is skipped, `place` says where it is.
+    """A row that cannot be read: `reason` is what it is counted under when it is skipped, `location` says where it is.
 
     `source` and `row` are its numbers in the mix, once the source and the mix have set them.
     """
 
-    def __init__(self, reason: str, place: str, fault: str):
-        super().__init__(f"{place}: {fault}")
-        self.reason, self.place = reason, place
+    def __init__(self, reason: str, location: str, fault: str):
+        super().__init__(f"{location}: {fault}")
+        self.reason, self.location = reason, location
         self.source = self.row = 0
 
 
@@ -55,7 +55,7 @@ class Source:
     fingerprint: dict[str, Any]
     has_nats = False
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Say where a row is, for a message: "a.jsonl, line 7".
 
         :param index: its ordinal number, from 0.
@@ -94,7 +94,7 @@ class Table(ABC):
         """Give row `index`, in [0, len); raises BadRow, naming file and line, when it cannot be parsed."""
 
     @abstractmethod
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Say where row `index` is: file and line."""
 
 

@@ -60,13 +60,13 @@ class ArrowTable(Table):
             return batch.to_pylist()[0]
         except UnicodeDecodeError:
             if self._refuse_bytes:
-                raise UserError(f"{self.place(index)}: holds bytes that are not UTF-8; mend them, or let them be replaced with "
+                raise UserError(f"{self.location(index)}: holds bytes that are not UTF-8; mend them, or let them be replaced with "
                                 "\"encoding_errors\": \"replace\".") from None
             return self._replaced(batch, index)
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-            raise BadRow("not readable", self.place(index), f"cannot be read ({error}).") from None
+            raise BadRow("not readable", self.location(index), f"cannot be read ({error}).") from None
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Table`."""
         return f"{self._label}, row {index + 1}"
 
@@ -85,7 +85,7 @@ class ArrowTable(Table):
             try:
                 row[name] = column[0].as_py()
             except UnicodeDecodeError:
-                raise BadRow("not UTF-8", self.place(index), f"'{name}' holds bytes that are not UTF-8.") from None
+                raise BadRow("not UTF-8", self.location(index), f"'{name}' holds bytes that are not UTF-8.") from None
         return Row(row, total)
 
 

@@ -106,7 +106,7 @@ def downloads(spec: SourceSpec, folder: Path) -> tuple[list[Download], int]:
     """
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
     found = [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
-    files = [Download(*place, size) for place, size in _ask(spec.path, folder, lambda: sizes(list(dict.fromkeys(file.place for file in found)))).items()]
+    files = [Download(*address, size) for address, size in _ask(spec.path, folder, lambda: sizes(list(dict.fromkeys(file.address for file in found)))).items()]
     return files, max(builder.info.dataset_size or 0, sum(file.size for file in files))
 
 

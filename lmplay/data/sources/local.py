@@ -56,10 +56,10 @@ class LocalSource(IndexedSource):
             bad.row = index
             raise
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Source`."""
         table = bisect_right(self._starts, index) - 1
-        return self._tables[table].place(index - self._starts[table])
+        return self._tables[table].location(index - self._starts[table])
 
     def _columns_seen(self, strict: bool) -> tuple[str, ...]:
         """Collect the fields of the first rows that can be read."""

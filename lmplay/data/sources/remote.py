@@ -26,7 +26,7 @@ class RemoteFile:
         :param path: the file's path in the data set.
         """
         self.label = f"source {label}: {path}"
-        self.place = self._repo, self._revision, self._path = repo, revision, path
+        self.address = self._repo, self._revision, self._path = repo, revision, path
         self._patience = Patience(f"source {label}")
         self._size: int | None = None
         self._most = _LARGEST
@@ -129,10 +129,10 @@ def remote_file(label: str, url: str) -> RemoteFile | None:
     return RemoteFile(label, found["repo"], found["revision"], found["path"]) if found else None
 
 
-def sizes(places: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
+def sizes(addresses: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
     """Ask the hub for the sizes of files.
 
-    :param places: data set, commit and path of each.
+    :param addresses: data set, commit and path of each.
     :return: the size in bytes of each that is there.
     """
     from huggingface_hub import HfApi
@@ -140,8 +140,8 @@ def sizes(places: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], 
 
     found: dict[tuple[str, str, str], int] = {}
     api = HfApi(endpoint=hub_endpoint())
-    for (repo, revision), group in groupby(places, key=lambda place: place[:2]):
-        paths = [place[2] for place in group]
+    for (repo, revision), group in groupby(addresses, key=lambda address: address[:2]):
+        paths = [address[2] for address in group]
         for start in range(0, len(paths), _SIZES_ASKED):
             infos = api.get_paths_info(repo, paths[start:start + _SIZES_ASKED], repo_type="dataset", revision=revision)
             found |= {(repo, revision, info.path): info.size for info in infos if isinstance(info, RepoFile)}

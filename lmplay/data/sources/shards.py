@@ -43,8 +43,8 @@ class _ShardStream(Stream):
         :param state: see :meth:`Stream.state`.
         """
         self._files = files
-        place: tuple[int, int, int] = state or (0, 0, 0)
-        self._file, self._major, self._minor = place
+        position: tuple[int, int, int] = state or (0, 0, 0)
+        self._file, self._major, self._minor = position
         self._rows: Iterator[dict[str, Any]] | None = None
 
     def __next__(self) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class _ShardStream(Stream):
 
     def state(self) -> Any:
         """See :class:`Stream`."""
-        place = [self._file, self._major, self._minor]
-        return place if any(place) else None
+        position = [self._file, self._major, self._minor]
+        return position if any(position) else None
 
     def _read(self) -> Iterator[dict[str, Any]]:
         """Give the rows from the position on, which is past a row when it is given."""
@@ -117,13 +117,13 @@ class _LinesStream(_ShardStream):
             text = text.lstrip("\ufeff").strip()
             if not text:
                 continue
-            place = f"{file.label}, line {number}"
+            location = f"{file.label}, line {number}"
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:
-                raise BadRow("not valid JSON", place, f"not valid JSON ({error}).") from None
+                raise BadRow("not valid JSON", location, f"not valid JSON ({error}).") from None
             if not isinstance(row, dict):
-                raise BadRow("no JSON object", place, f"holds {type(row).__name__}, not an object.")
+                raise BadRow("no JSON object", location, f"holds {type(row).__name__}, not an object.")
             yield Row(row, replaced) if replaced else row
 
 
@@ -175,7 +175,7 @@ class _Window(io.RawIOBase):
 
     def __init__(self, file: RemoteFile):
         super().__init__()
-        self._file, self._start, self._place = file, 0, 0
+        self._file, self._start, self._position = file, 0, 0
         self._held = memoryview(b"")
 
     def hold(self, start: int, end: int) -> None:
@@ -193,19 +193,19 @@ class _Window(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Give the place of the next byte."""
-        return self._place
+        """Give the position of the next byte."""
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
-        self._place = offset + (0 if whence == io.SEEK_SET else self._place if whence == io.SEEK_CUR else self._file.size)
-        return self._place
+        """Go to a position."""
+        self._position = offset + (0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._file.size)
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Read at the place."""
-        start = self._place
+        """Read from the position on."""
+        start = self._position
         end = self._file.size if size is None or size < 0 else min(start + size, self._file.size)
-        self._place = max(start, end)
+        self._position = max(start, end)
         if self._holds(start, end):
             return bytes(self._held[start - self._start:end - self._start])
         return self._file.read(start, end)

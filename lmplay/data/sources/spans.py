@@ -174,8 +174,8 @@ def refuse_other_encodings(path: Path, label: str, index: Index) -> None:
                 try:
                     decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
-                    place = read - waiting + error.start
-                    raise UserError(f"{label}, line {line_number(path, place)}: byte {place + 1:,} of the file ({error.object[error.start]:#04x}) is not "
+                    offset = read - waiting + error.start
+                    raise UserError(f"{label}, line {line_number(path, offset)}: byte {offset + 1:,} of the file ({error.object[error.start]:#04x}) is not "
                                     "UTF-8; save the file as UTF-8, or let such bytes be replaced with \"encoding_errors\": \"replace\".") from None
                 read += len(block)
                 if not block:

@@ -59,12 +59,12 @@ class JsonLines(Table):
             value = json.loads(text.lstrip("\ufeff"))  # files that begin with a mark may have been joined
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise BadRow("not valid JSON", self.place(index), f"not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
+            raise BadRow("not valid JSON", self.location(index), f"not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
                 from None
-        row = as_row(value, self.place, index)
+        row = as_row(value, self.location, index)
         return Row(row, replaced) if replaced else row
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Table`."""
         import numpy as np
 
@@ -90,11 +90,11 @@ class JsonArray(Table):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        row = as_row(self._values[index], self.place, index)
+        row = as_row(self._values[index], self.location, index)
         replaced = json.dumps(row, ensure_ascii=False).count("\ufffd") if self._replaced else 0
         return Row(row, replaced) if replaced else row
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Table`."""
         return f"{self._label}, object {index + 1}"
 
@@ -135,12 +135,12 @@ class CsvTable(Table):
         """See :class:`Table`."""
         values, replaced = self._record(index + 1)
         if len(values) > len(self.columns):
-            raise BadRow("too many values", self.place(index), f"{len(values)} values under a header of {len(self.columns)}; "
+            raise BadRow("too many values", self.location(index), f"{len(values)} values under a header of {len(self.columns)}; "
                                                                f"put values that contain '{self._delimiter}' in quotes.")
         row = dict(zip_longest(self.columns, values))
         return Row(row, replaced) if replaced else row
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Table`."""
         return f"{self._label}, line {line_number(self._path, int(self._starts[index + 1]))}"
 
@@ -201,11 +201,11 @@ def open_json(path: Path, label: str, spans: Spans) -> Table:
     return JsonArray(arrays[0], label, replaced > 0)
 
 
-def as_row(value: Any, place: Any, index: int) -> dict[str, Any]:
+def as_row(value: Any, location: Any, index: int) -> dict[str, Any]:
     """Make a row of a JSON value: an object is one, and a string is its text.
 
     :param value: the value.
-    :param place: says where a row is.
+    :param location: says where a row is.
     :param index: the row's number.
     :return: the row.
     :raises BadRow: when the value is anything else.
@@ -214,7 +214,7 @@ def as_row(value: Any, place: Any, index: int) -> dict[str, Any]:
         return value
     if isinstance(value, str):
         return {"text": value}
-    raise BadRow("no JSON object", place(index), "is no JSON object; write {\"text\": …}, or delete it.")
+    raise BadRow("no JSON object", location(index), "is no JSON object; write {\"text\": …}, or delete it.")
 
 
 def _line_bounds(path: Path, begin: int) -> np.ndarray:

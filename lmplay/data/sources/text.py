@@ -51,7 +51,7 @@ class TextTable(Table):
         text, replaced = decoded(block)
         return Row({"text": text}, replaced) if replaced else {"text": text}
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """See :class:`Table`."""
         return f"{self._label}, line {line_number(self._path, int(self._starts[index]))}"
 

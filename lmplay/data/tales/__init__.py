@@ -1,4 +1,4 @@
-"""`builtin:tales`: little English stories without end, which know their own probability.  Data floor; imports this folder only.
+"""`builtin:tales`: little English stories without end, which know their own probability.  Data floor, no torch.
 
 Every choice of a story is an equal draw among n options, told in the text at the moment it is made, so ln n summed over the choices that
 the title does not show is -ln p(text | title), exactly: the least loss that any model can reach.
@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from ..permutation import GOLDEN, hash64, splitmix64
 from .engine import Grammar, Teller, compile_grammar
 from .level1 import LEVEL_1
 from .level2 import LEVEL_2
@@ -18,8 +19,6 @@ from .words import WORDS
 
 VERSION = 1  # raise it when any story changes: it is part of a source's fingerprint
 LEVELS = (1, 2, 3, 4)
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: the step of splitmix64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +68,15 @@ def grammar() -> Grammar:
 
 
 class _Dice:
-    """Equal draws from splitmix64 (Steele, Lea and Flood, 2014), started from a key of integers."""
+    """Equal draws from splitmix64, started from a key of integers."""
 
     def __init__(self, *key: int):
-        self._state = 0
-        for number in key:
-            self._state = self._mix(self._state + number + _GOLDEN)
+        self._state = hash64(*key)
 
     def roll(self, sides: int) -> int:
         """Draw from 0 to sides - 1; no side is off its share by more than 2^-64."""
-        self._state += _GOLDEN
-        return self._mix(self._state) * sides >> 64
-
-    @staticmethod
-    def _mix(number: int) -> int:
-        number &= _MASK
-        number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
-        return number ^ number >> 31
+        self._state += GOLDEN
+        return splitmix64(self._state) * sides >> 64
 
 
 def _tell(teller: Teller, rule: str, dice: _Dice) -> tuple[str, float]:
