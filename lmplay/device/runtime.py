@@ -16,8 +16,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..errors import UserError
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
-from .ranks import Ranks
 from .allocator import keep_freed_memory
+from .ranks import Ranks
 
 # Under compile lengths are rounded up to a multiple of this: kernels work on so many at once.
 _COMPILED_MULTIPLE = 8

@@ -9,6 +9,7 @@ from ..data.stage import StageData
 from ..stats.figures import SourceLoss
 from ..stats.histories import ModelStats
 
+
 class BySource:
     """Knows the names of a stage's sources, and divides batches and loss sums by them; for a stage with one source it gives nothing and costs nothing."""
 

@@ -159,6 +159,7 @@ class StageSettings:
     validation_samples: int
     patience: int | None
     min_delta: float
+    objective: str
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> StageSettings:
@@ -183,7 +184,7 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
         choose("weight_decay"), choose("grad_clip"),
         validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
-        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0)
+        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or "next_token")
 
 
 def setting_names() -> list[str]:

@@ -131,7 +131,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     run = open_run(settings, plan, report, interrupt, callbacks)
     if run is None:
         return 0
-    with run:
+    with run.closing:
         return train(run)
 
 
