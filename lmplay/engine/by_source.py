@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from ..data.batcher import Batch
 from ..data.continuation import Piece
 from ..data.stage import StageData
-from ..stats.histories import ModelStats
+from ..stats.figures import SourceLoss
+from ..stats.totals import ModelStats
 
-Sums = dict[str, tuple[float, float]]
-"""Loss sum and tokens of each source by name."""
+Sums = dict[str, SourceLoss]
+"""By the name of the source."""
 
 
 class BySource:
@@ -46,7 +47,7 @@ class BySource:
         :param loss_sums: by the number of the source; none where they are not told apart.
         """
         tokens = count_tokens(batch.pieces) if loss_sums else {}
-        return {self._names[number]: (loss_sums[number], count) for number, count in tokens.items() if count}
+        return {self._names[number]: SourceLoss(loss_sums[number], count) for number, count in tokens.items() if count}
 
 
 def count_tokens(pieces: Iterable[Piece]) -> dict[int, int]:

@@ -14,8 +14,8 @@ from ..optim.optimizers import load_state
 from ..optim.schedules import lr_factor
 from ..plan.settings import Settings, StageSettings
 from ..report.callbacks import Notifier
-from ..stats.figures import Progress
-from ..stats.histories import ModelStats
+from ..stats.figures import Mark, Progress, StageEntry
+from ..stats.totals import ModelStats
 from ..tokenizer import Tokenizer
 
 
@@ -57,9 +57,9 @@ class RunnerComponent:
     runtime: Runtime
     stats: ModelStats = field(default_factory=ModelStats)
     step_stats: dict[str, ModelStats] = field(default_factory=dict)
-    stages: list[dict[str, Any]] = field(default_factory=list)  # what the statistics say of each stage begun: name, from, to, floors
-    resumes: list[dict[str, float]] = field(default_factory=list)
-    saves: list[dict[str, float]] = field(default_factory=list)
+    stages: list[StageEntry] = field(default_factory=list)  # those that have begun
+    resumes: list[Mark] = field(default_factory=list)
+    saves: list[Mark] = field(default_factory=list)
     seconds: float = 0.0
     room: dict[str, Any] = field(default_factory=dict)  # with `--mini-batch-size auto`: the `tokens` of a mini-batch, and what that was found `of`
     skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
@@ -107,7 +107,7 @@ class RunnerComponent:
         for name, stats in state["step_stats"].items():
             self.step_stats[name] = ModelStats()
             self.step_stats[name].restore(stats)
-        self.stages = [dict(stage) for stage in state["stages"]]
+        self.stages = [stage.copy() for stage in state["stages"]]
         self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
         self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next three
         self.peak_memory = state["clock"].get("peak_memory")

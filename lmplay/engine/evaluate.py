@@ -14,6 +14,7 @@ from ..data.samples import Sample
 from ..device.runtime import Runtime
 from ..objectives.next_token import next_token
 from ..stats.accuracy import count_right
+from ..stats.figures import SourceLoss
 from ..tokenizer import Tokenizer
 from .by_source import Sums
 
@@ -93,5 +94,5 @@ def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> No
 
 def _add_loss(by_source: Sums, name: str, loss_sum: float, n_tokens: int) -> None:
     """Add a piece's loss to its source."""
-    loss_before, tokens_before = by_source.get(name, (0.0, 0))
-    by_source[name] = loss_before + loss_sum, tokens_before + n_tokens
+    before = by_source.get(name, SourceLoss(0.0, 0))
+    by_source[name] = SourceLoss(before.loss_sum + loss_sum, before.n_tokens + n_tokens)

@@ -20,7 +20,8 @@ from ..data.batcher import Batch
 from ..errors import TrainingError, Unavailable, UserError
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
-from ..stats.histories import add_save
+from ..stats.figures import mark_of
+from ..stats.totals import add_save
 from .interrupt import AGAIN, Stopped
 from .opening import Run
 from .record import Recorder, try_to_write_stats
@@ -91,8 +92,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     if run.saver.failed >= MOST_FAILED_SAVES:
         raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
                             "make room for the next, and the same command goes on from it.")
-    saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
-    add_save(run.runner.saves, saved_at)
+    add_save(run.runner.saves, mark_of(run.runner.progress))
     run.runner.note_memory()
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
     content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))

@@ -33,6 +33,7 @@ from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
+from ..stats.figures import mark_of
 from ..track.callback import Callbacks
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -252,11 +253,10 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
-    totals = run.runner.stats.totals
-    run.began_at = totals.copy()
+    run.began_at = run.runner.stats.totals.copy()
     if run.settings.resume != "latest":
         run.runner.listeners.begin_another()
-    run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
+    run.runner.resumes.append(mark_of(run.runner.progress))
 
 
 def _check_room(run: Run) -> None:

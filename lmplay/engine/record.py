@@ -12,7 +12,7 @@ import torch
 
 from ..data.batcher import Batch
 from ..stats.figures import Progress
-from ..stats.histories import write_stats
+from ..stats.writing import write_stats
 from .evaluate import add_words
 from .nonfinite import is_usable
 from .opening import Run

@@ -24,7 +24,8 @@ from ..optim.grads import check_grads
 from ..optim.optimizers import set_lr, set_weight_decay
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
-from ..stats.histories import ModelStats
+from ..stats.figures import StageEntry, begin_entry
+from ..stats.totals import ModelStats
 from .budget import choose_room, halve_room
 from .by_source import BySource
 from .evaluate import Evaluation, evaluate
@@ -89,7 +90,7 @@ class StageRunner:
         self._begin()
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> StageEntry:
         """What the statistics say of this stage."""
         return self.run.runner.stages[-1]
 
@@ -184,9 +185,7 @@ class StageRunner:
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
-            place = run.runner.progress._asdict()
-            run.runner.stages.append({"name": self.stage.name, "done": False, **{f"{end}_{unit}": place[unit] for end in ("from", "to")
-                                                                                for unit in ("samples", "tokens", "seconds")}, **self._floors()})
+            run.runner.stages.append(begin_entry(self.stage.name, run.runner.progress, *self._floors()))
         if self.state.validation_position is not None and self._validation is not None:
             self._validation.restore(self.state.validation_position)
         self.frozen = freeze(run.model.module, self.stage, run.settings)
@@ -317,19 +316,19 @@ class StageRunner:
             free_memory(run.runner.runtime.device)
             run.report.say(f"out of memory with {room:,} tokens in a mini-batch: from here on {self.room:,}; the work at hand is done again")
 
-    def _floors(self) -> dict[str, float | None]:
-        """Work out the lowest loss that any model can reach, where the sources know it."""
+    def _floors(self) -> tuple[float | None, float | None]:
+        """Work out the lowest loss that any model can reach, in nats per token and bits per byte, where the sources know it."""
         stream = (self.data.validation_samples() if self.has_validation else None) or self.data.samples()
         first = stream.next()
         if first is None or first.nats is None:
-            return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+            return None, None
         samples = [first, *self._take(stream, _FLOOR_SAMPLES - 1)]
         if any(sample.nats is None for sample in samples):
-            return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+            return None, None
         nats = sum(sample.nats or 0.0 for sample in samples)
         tokens = sum(piece.n_truth for sample in samples for piece in self.cutter.cut(sample))
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
-        return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
+        return nats / tokens, nats / n_bytes / math.log(2)
 
 
 def _no_memory(room: str, smallest: bool) -> str:

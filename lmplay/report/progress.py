@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
+from ..words import clock
 
 if TYPE_CHECKING:
     from ..engine.opening import Run
@@ -73,9 +74,9 @@ class Progress:
         apart = ", ".join(f"{shorten(name, _NAME_CHARACTERS)} {loss:.3f}" for name, loss in said["loss_by_source"].items())
         left = ""
         if said["stage_seconds_left"] is not None:
-            left = f", {duration(said['stage_seconds_left'])} left"
+            left = f", {clock(said['stage_seconds_left'])} left"
             if self._to_come and said["plan_seconds_left"] is not None:
-                left += f" (plan {duration(said['plan_seconds_left'])})"
+                left += f" (plan {clock(said['plan_seconds_left'])})"
         validation = f", validation {self.validation:.3f}" if self.validation is not None else ""
         return f"loss {said['loss']:.3f}{f' ({apart})' if apart else ''}{validation}, {said['tokens_per_second']:,.0f} tokens/s{left}"
 
@@ -97,12 +98,6 @@ class Progress:
 def total_samples(run: Run, stage: Stage) -> int | None:
     """Count the samples of a stage; None where that is unknown, or the stage is done."""
     return run.stage_data[stage.name].samples().total if stage.name in run.stage_data and stage.tokens is None else None
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as h:mm:ss."""
-    minutes, seconds = divmod(max(round(seconds), 0), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
 def shorten(text: str, most: int) -> str:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..checkpoints.format import versions
 from ..data.stream import describe_losses
-from ..device.memory import bytes_in_words, memory_there
+from ..device.memory import memory_there
 from ..errors import tell
 from ..optim.optimizers import STATE_COPIES
-from ..words import counted
+from ..words import bytes_in_words, clock, counted
 from .console import Console
 from .hints import hints
-from .progress import Progress, duration, shorten, total_samples
+from .progress import Progress, shorten, total_samples
 
 if TYPE_CHECKING:
     from ..data.batcher import Batch
@@ -87,7 +87,7 @@ class Report:
         if run.changes:
             lines += ["since the checkpoint:" if run.runner.resumes else "note:", *(f"  {change}" for change in run.changes)]
         if settings.time_limit is not None:
-            lines.append(f"time limit  in {duration(run.interrupt.deadline - time.monotonic())}; stops early enough to save")
+            lines.append(f"time limit  in {clock(run.interrupt.deadline - time.monotonic())}; stops early enough to save")
         hinted = hints(run)
         lines += [f"hint        {hint}" for hint in hinted]
         self._voice.say("\n".join(lines), "start", experiment=model.experiment, parameters=parameters, model_args=model.args, tokenizer=model.tokenizer.name,

@@ -328,7 +328,8 @@ def test_two_files_of_the_same_curve_are_both_named(tmp_path, capsys):
 
 
 def test_it_reads_what_the_trainer_writes(tmp_path):
-    from lmplay.stats.histories import ModelStats, write_stats
+    from lmplay.stats.totals import ModelStats
+    from lmplay.stats.writing import write_stats
 
     stats = ModelStats()
     for step in range(1, 4):
