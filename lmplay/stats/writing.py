@@ -37,6 +37,8 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
     prefix = model if stage is None else f"{model}_step_{stage}"
     for kind, history in (("train", stats.train), ("validate", stats.validate)):
         columns, figures = history.columns(), describe(stats.figures, kind)
+        clock = {name: columns[name] for name in (*CLOCK_COLUMNS, *(figure.name for figure in stats.figures if figure.clock))}
+        times = [{key: value for key, value in entry.items() if key in _CLOCK_KEYS} for entry in stages]
         sources: dict[str, dict[str, Any]] = {f"{part}/{name}": said for part, inner in by_stage.items() for name, said in inner.describe_sources().items()}
         for name, said in stats.describe_sources().items():
             sources[name] = {**said, "columns": {"loss": history.source_losses(name)}}
@@ -46,6 +48,5 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "stages": [{key: value for key, value in entry.items() if key not in _CLOCK_KEYS} for entry in stages],
             **({"figures": figures} if figures else {}),
             "columns": {name: columns[name] for name in columns_of(kind, stats.figures)}, "sources": sources,
-            "clock": {**{name: columns[name] for name in (*CLOCK_COLUMNS, *(one.name for one in stats.figures if one.clock))}, "resumes": resumes,
-                      "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": [{key: value for key, value in entry.items() if key in _CLOCK_KEYS} for entry in stages]},
+            "clock": {**clock, "resumes": resumes, "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": times},
         }, separators=(",", ":"), allow_nan=False))
