@@ -96,11 +96,6 @@ def memory_in_use(device: torch.device) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
 
 
-def bytes_in_words(n_bytes: int) -> str:
-    """Write a number of bytes."""
-    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
-
-
 def _lines(name: str) -> list[str]:
     """Read a file of the system; nothing where it isn't."""
     try:

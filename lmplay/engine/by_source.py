@@ -7,7 +7,7 @@ from ..data.batcher import Batch
 from ..data.continuation import Piece
 from ..data.stage import StageData
 from ..stats.figures import SourceLoss
-from ..stats.histories import ModelStats
+from ..stats.totals import ModelStats
 
 
 class BySource:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import torch
@@ -12,18 +13,10 @@ from ..data.continuation import Piece
 from ..data.samples import Sample
 from ..device.model import DeviceModel
 from ..objectives.base import Objective
+from ..report.records import ValidationDone
 from ..stats.accuracy import count_right
 from ..stats.figures import SourceLoss
 from ..tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class Example:
-    """One piece as the model sees it."""
-
-    prompt: str
-    truth: str
-    predicted: str
 
 
 @dataclass(frozen=True)
@@ -32,7 +25,8 @@ class Evaluation:
 
     sums: dict[str, float]
     by_source: dict[str, SourceLoss]
-    example: Example
+    example: tuple[str, str, str]
+    """Its prompt, truth and what was predicted."""
 
 
 def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, samples: Sequence[Sample], prepare: Callable[[Sample], list[Piece]],
@@ -50,7 +44,7 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, sam
             "nats_sum": sum(sample.nats or 0.0 for sample in samples),
             "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if all(sample.nats is not None for sample in samples) else 0.0}
     by_source: dict[str, SourceLoss] = {}
-    example: Example | None = None
+    example: tuple[str, str, str] | None = None
     was_training = model.raw.training
     model.raw.eval()
     try:
@@ -73,7 +67,7 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, sam
                     if names:
                         _add_loss(by_source, names[piece.sample.source], float(losses[where].sum()), where.stop - where.start)
                     if number == 0:
-                        example = Example(tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, tokenizer.decode(predictions[where].tolist()))
+                        example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, tokenizer.decode(predictions[where].tolist()))
     finally:  # memory may have run out
         model.raw.train(was_training)
     return Evaluation(sums, by_source, example) if example is not None else None
@@ -94,3 +88,12 @@ def _add_loss(by_source: dict[str, SourceLoss], name: str, loss_sum: float, n_to
     """Add a piece's loss to its source."""
     before = by_source.get(name, SourceLoss(0.0, 0))
     by_source[name] = SourceLoss(before.loss_sum + loss_sum, before.n_tokens + n_tokens)
+
+
+def validation_done(found: Evaluation, final: bool) -> ValidationDone:
+    """Say what a validation found."""
+    sums = found.sums
+    loss = sums["loss_sum"] / sums["n_tokens"]
+    return ValidationDone(final, loss, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
+                          sums["words_right"] / sums["words"] if sums["words"] else 0.0,
+                          sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example)

@@ -15,6 +15,7 @@ from .record import Recorder
 from .run import OpenStage, Run
 from .save import save
 from .stage import StageRunner
+from .telling import run_end, run_start, stage_end, stage_start, stop
 
 
 def train(run: Run) -> int:
@@ -25,7 +26,7 @@ def train(run: Run) -> int:
     :raises TrainingError: when training cannot go on; the last checkpoint is whole.
     """
     saving, validating = Every(run.settings.save_interval), Every(run.settings.validation_interval)
-    run.report.banner(run)
+    run.report.banner(run_start(run))
     saved = True
     for open_stage in run.stages.values():
         stage = _begin(run, open_stage)
@@ -33,7 +34,7 @@ def train(run: Run) -> int:
             _insist(saved)
             return _end(run)
         recorder = Recorder(run, stage)
-        run.report.start_stage(run, stage)
+        run.report.start_stage(stage_start(run, stage))
         run.notifier.event("stage", run.record.progress, stage.name)
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
@@ -57,9 +58,10 @@ def train(run: Run) -> int:
             return _end(run)
         saved = save(run, stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
-        run.report.end_stage(run, stage)
+        run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
-    run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
+    weights = save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()})
+    run.report.done(run_end(run), weights)
     return 0
 
 
@@ -120,7 +122,7 @@ def _check_limits(run: Run) -> None:
 
 def _end(run: Run) -> int:
     """End on request, with nothing left to save."""
-    run.report.stopped(run)
+    run.report.stopped(stop(run), run_end(run), run.settings)
     assert run.interrupt.exit_code is not None
     return run.interrupt.exit_code
 

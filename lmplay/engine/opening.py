@@ -28,6 +28,7 @@ from ..device.model import DeviceModel
 from ..device.runtime import Runtime, seed_everything
 from ..errors import Unavailable, UserError
 from ..files import check_folder, make_folder, write_text
+from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizers
 from ..plan.curriculum import Curriculum, StageState
@@ -106,17 +107,19 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     opened, faults, accepted = {}, [], []
     for stage, state in stages:
         try:
-            found = OpenStage(stage, state, outline.stage_settings(stage), StageData(stage, outline.settings.datasets_folder, outline.settings.seed))
-            if found.settings.schedule != "constant" and not found.data.length_is_known:
-                faults.append(f"stage '{stage.name}': lr_schedule {found.settings.schedule} needs a length that is known; give samples or tokens.")
+            settings = outline.stage_settings(stage)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed)
+            found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
+            if settings.schedule != "constant" and not data.length_is_known:
+                faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
             differences = _adopt_changes(found)
             if outline.settings.accept_changed_data:
                 accepted += differences
             else:
                 faults += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
                            "or choose another --model, or --reset-history to start anew." for change in differences]
-            if state.context_len not in (None, found.settings.context_len):
-                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {found.settings.context_len}; change it back.")
+            if state.context_len not in (None, settings.context_len):
+                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {settings.context_len}; change it back.")
             opened[stage.name] = found
         except UserError as error:
             faults += error.faults
@@ -233,8 +236,8 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
     shapes = spec.build(vocab_size=8, meta=True)  # refuses wrong sizes now
     runtime.packs(shapes)
     runtime.save_memory(shapes)
-    for stage, _ in ahead.curriculum.remaining():
-        freeze(shapes, stage, settings)
+    for part, _ in ahead.curriculum.remaining():
+        freeze(shapes, part, settings)
     stages = open_stages(ahead, ahead.curriculum.remaining(), report.say)
     tokenizer = ahead.tokenizer(stage.data for stage in stages.values())
     seed_everything(settings.seed)
@@ -253,6 +256,8 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
               DeviceModel(module, wrapped, runtime), report, notifier, interrupt, completions, foreign_sizes(settings, ahead.plan))
     if ahead.stored is not None:
         _restore(run, ahead.stored)
+    for stage in stages.values():
+        run.record.stats.declare(stage.objective.figures)
     return run
 
 

@@ -11,7 +11,8 @@ import torch
 
 from ..data.batcher import Batch
 from ..device.memory import peak_memory
-from ..stats.figures import Progress
+from ..report.records import StepDone
+from ..stats.figures import Progress, values
 from ..stats.run_record import RunRecord
 from .batches import TrainBatch
 from .evaluate import add_words
@@ -103,7 +104,7 @@ class Recorder:
         if step.arrived is not None:
             step.arrived.synchronize()
         loss_sum, grad_norm, *rest = step.numbers.tolist()
-        own, source_sums = rest[:len(step.own)], rest[len(step.own):]
+        sums, source_sums = rest[:len(step.own)], rest[len(step.own):]
         run, stage = self._run, self._stage
         where = f"stage '{stage.stage.name}', step {step.progress.step:,}"
         if not run.runner.nonfinite.is_usable(where, step.batch, stage.data.names, loss_sum, grad_norm):
@@ -113,7 +114,7 @@ class Recorder:
             run.notifier.train(step.progress, step.known)
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
-        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), **dict(zip(step.own, own, strict=True))}
+        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), **dict(zip(step.own, sums, strict=True))}
         for number, ids in step.predictions.items():
             add_words(figures, step.batch.pieces[number], ids.numpy())
         if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
@@ -122,7 +123,9 @@ class Recorder:
         run.record.stats.add_train(step.progress, figures)
         stage.stats.add_train(step.progress, figures, sources)
         run.notifier.train(step.progress, figures, sources)
-        run.report.progress(run, stage, step.batch, loss_sum, sources)
+        own = values((figure for figure in stage.objective.figures if figure.progress), figures)
+        run.report.progress(StepDone(step.progress, stage.stats.totals["total_train_samples"], len(step.batch.samples), step.batch.progress, stage.lr, loss_sum,
+                                     step.batch.n_truth, sources, own))
 
 
 def try_to_write_stats(run: Run, record: RunRecord) -> None:

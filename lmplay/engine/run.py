@@ -13,6 +13,7 @@ from ..component import Component
 from ..data.stage import StageData
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
+from ..objectives.base import Objective
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Stage
 from ..plan.settings import Settings, StageSettings
@@ -32,6 +33,7 @@ class OpenStage:
     state: StageState
     settings: StageSettings
     data: StageData
+    objective: Objective
 
 
 @dataclass

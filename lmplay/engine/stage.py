@@ -12,14 +12,14 @@ from ..data.samples import Sample
 from ..data.stream import describe_skipped
 from ..device.runtime import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
-from ..objectives import load_objective
 from ..optim.grads import check_grads
-from ..stats.histories import ModelStats
+from ..stats.figures import StageEntry
+from ..stats.totals import ModelStats
 from .batches import Batches, Grouping, TrainBatch
 from .budget import TokenBudget
 from .by_source import BySource
 from .early_stopping import is_over, note_loss
-from .evaluate import Evaluation, evaluate
+from .evaluate import Evaluation, evaluate, validation_done
 from .held_out import HeldOut
 from .opening import freeze
 from .run import OpenStage, Run
@@ -31,7 +31,7 @@ class StageRunner:
 
     def __init__(self, run: Run, stage: OpenStage):
         self.run, self._open, self.stage, self.state, self.settings, self.data = run, stage, stage.stage, stage.state, stage.settings, stage.data
-        self.objective = load_objective(stage.settings.objective)
+        self.objective = stage.objective
         self.cutter = Cutter(run.model.tokenizer, stage.settings.context_len, run.settings.continuation == "estimate")
         self._prepare = partial(self.objective.prepare, cutter=self.cutter)
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
@@ -42,6 +42,7 @@ class StageRunner:
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
+        self.stats.declare(stage.objective.figures)
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
 
@@ -56,12 +57,17 @@ class StageRunner:
         return is_over(self.state, self.settings)
 
     @property
+    def total(self) -> int | None:
+        """The samples of the stage; None where unknown."""
+        return self.batches.stream.total
+
+    @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
         return self.run.optimizers.optimizers.lr
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> StageEntry:
         """What the statistics say of this stage."""
         return self.run.record.stages[-1]
 
@@ -166,5 +172,5 @@ class StageRunner:
         progress, sums = self.run.record.progress, {**found.sums, "lr": self.lr}
         self.run.record.stats.add_validation(progress, sums, final)
         self.stats.add_validation(progress, sums, final, found.by_source)
-        self.run.report.validation(found.sums, found.example, final)
+        self.run.report.validation(validation_done(found, final))
         self.run.notifier.validation(progress, sums, final, found.by_source)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from math import log
 
 from ..checkpoints.best import best_file
 from ..data.stream import describe_losses
@@ -11,8 +10,7 @@ from ..device.compiled import Compiled
 from ..device.memory import memory_there, peak_memory
 from ..plan.schema import Stage
 from ..report.hints import hints
-from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop, ValidationDone
-from .evaluate import Evaluation
+from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop
 from .run import Run
 from .stage import StageRunner
 
@@ -45,15 +43,6 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total,
                       {source.name: source.n_rows for source in stage.data.sources}, settings.batch_size, settings.context_len, settings.lr, settings.schedule,
                       len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"], stage.held_out.is_there, _to_come(run))
-
-
-def validation_done(found: Evaluation, final: bool) -> ValidationDone:
-    """Say what a validation found."""
-    sums, example = found.sums, found.example
-    loss = sums["loss_sum"] / sums["n_tokens"]
-    return ValidationDone(final, loss, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
-                          sums["words_right"] / sums["words"] if sums["words"] else 0.0,
-                          sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, example.prompt, example.truth, example.predicted)
 
 
 def stage_end(run: Run, stage: StageRunner) -> StageEnd:

@@ -42,7 +42,7 @@ def stages_table(curves: Sequence[Curve]) -> str:
                          _form(tokens / seconds if seconds else None, ",.0f"), *(_form(mean, ".1%") for mean in means),
                          *(_form(float(np.nansum(train.columns[name])) if train is not None else None, ",.0f") for name in ("forced_cuts", "skipped_batches")),
                          _form(validation.last("loss") if validation is not None else None, ".4f"), _form(stage.floor, ".4f")])
-    heads = ("run", "stage", "samples", "tokens", "time", "tokens/s", "waits for data", "padding", "cuts within words", "batches passed over", "validation",
+    heads = ("run", "stage", "samples", "tokens", "time", "tokens/s", "waits for data", "padding", "cuts within words", "batches skipped", "validation",
              "floor")
     return f"<h3>Stages</h3>{_table(heads, rows, 'two')}" if rows else ""
 
@@ -52,7 +52,7 @@ def events_table(curves: Sequence[Curve]) -> str:
     rows = []
     for curve in [curve for curve in curves if curve.kind == "train" and curve.stage is None]:
         skipped = {name: curve.skipped(name) for name in curve.resumes}
-        for what, places in (("resumed", curve.resumes), ("batch passed over", skipped), ("saved", curve.saves)):
+        for what, places in (("resumed", curve.resumes), ("batch skipped", skipped), ("saved", curve.saves)):
             rows += [[curve.model, *cells] for cells in _events(what, places)]
     return f"<section><h2>Events</h2>{_table(('run', 'what', 'samples', 'tokens', 'time'), rows, 'two')}</section>" if rows else ""
 
@@ -107,7 +107,7 @@ def _events(what: str, places: dict[str, Floats]) -> Iterable[list[str]]:
 
 
 def _read_samples(path: Path) -> Iterable[tuple[int, str, str]]:
-    """Read samples, prompts and texts; lines that say something else are passed over, such as the last of a run that is being written."""
+    """Read samples, prompts and texts; other lines are skipped, such as the last of a run that is being written."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

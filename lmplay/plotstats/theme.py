@@ -13,7 +13,7 @@ class Theme:
     soft: str  # less important words, marks
     grid: str
     shade: str  # behind every second stage
-    alarm: str  # batches that were passed over
+    alarm: str  # skipped batches
     curves: tuple[str, ...]
 
 

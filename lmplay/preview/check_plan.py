@@ -20,7 +20,7 @@ from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream
-from ..device.memory import bytes_in_words, peak_memory
+from ..device.memory import peak_memory
 from ..device.runtime import Runtime, seed_everything
 from ..engine.model_spec import make_tokenizer, plan_model
 from ..engine.opening import open_stages
@@ -31,6 +31,7 @@ from ..plan.curriculum import Curriculum
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..report.report import Report
+from ..words import bytes_in_words, duration
 from .show import Look, sample_as_json, sample_in_words
 
 # Samples of a stage that are cut and batched, and how long (seconds) that may take: the error of the estimates is printed beside them.
@@ -240,7 +241,7 @@ def show_audit(report: dict[str, Any]) -> str:
         for sample in stage["first_samples"]:
             lines += ["", *sample_in_words(f"first sample of {sample['source']}", sample)][:-1]
     memory = "unknown" if report["peak_memory_bytes"] is None else bytes_in_words(report["peak_memory_bytes"])
-    lines += ["", f"in all      {_duration(report['seconds'])} of training on {report['device']} as it was just now, without validations",
+    lines += ["", f"in all      {_time(report['seconds'])} of training on {report['device']} as it was just now, without validations",
               f"memory      {memory} at its peak here",
               f"disk        {bytes_in_words(report['checkpoint_bytes'])} a checkpoint, at most {bytes_in_words(report['checkpoints_bytes'])} for all "
               "that are kept"]
@@ -254,7 +255,7 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"
     yield "tokens", _count(stage["tokens"]) + (f" ± {stage['tokens_error']:.1%}" if stage["tokens_error"] else "")
     yield "steps", f"{_count(stage['steps'])}, padding {stage['padding_share']:.1%}"
-    yield "time", _duration(stage["seconds"])
+    yield "time", _time(stage["seconds"])
     yield "twice", f"{stage['duplicates']:,} of {stage['compared']:,} training samples looked at are exact duplicates of another"
     if stage["validation_compared"]:
         yield "overlap", f"{stage['validation_overlap']:,} of {stage['validation_compared']:,} validation samples are among these training samples"
@@ -267,9 +268,6 @@ def _count(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def _duration(seconds: float | None) -> str:
-    """Write a time."""
-    if seconds is None:
-        return "unknown time"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def _time(seconds: float | None) -> str:
+    """Write a duration, if it is known."""
+    return "unknown time" if seconds is None else duration(seconds)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .figures import Progress
-from .histories import ModelStats, add_save, write_stats
+from .figures import Mark, Progress, StageEntry, begin_entry, mark_of
+from .totals import ModelStats, add_save
+from .writing import write_stats
 
 
 @dataclass
@@ -17,10 +18,10 @@ class RunRecord:
     stats: ModelStats = field(default_factory=ModelStats)
     """Of the whole run."""
     stage_stats: dict[str, ModelStats] = field(default_factory=dict)
-    stages: list[dict[str, Any]] = field(default_factory=list)
-    """The stages that have begun, in order: name, done, floors, and from and to in samples, tokens and seconds."""
-    resumes: list[dict[str, float]] = field(default_factory=list)
-    saves: list[dict[str, float]] = field(default_factory=list)
+    stages: list[StageEntry] = field(default_factory=list)
+    """Those that have begun, in order."""
+    resumes: list[Mark] = field(default_factory=list)
+    saves: list[Mark] = field(default_factory=list)
     seconds: float = 0.0
     """Of training, without validations and saves."""
     peak_memory: int | None = None
@@ -39,20 +40,20 @@ class RunRecord:
 
     def begin_stage(self, name: str, floors: Mapping[str, float | None]) -> None:
         """Note that a stage begins here."""
-        here = self._here()
-        self.stages.append({"name": name, "done": False, **{f"{end}_{unit}": value for end in ("from", "to") for unit, value in here.items()}, **floors})
+        self.stages.append(begin_entry(name, self.progress, floors["floor_nats_per_token"], floors["floor_bits_per_byte"]))
 
     def reach(self) -> None:
         """Note that the stage at work has come as far as the run."""
-        self.stages[-1].update({f"to_{unit}": value for unit, value in self._here().items()})
+        entry = self.stages[-1]
+        _, entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = self.progress
 
     def note_resume(self) -> None:
         """Note that the run goes on here."""
-        self.resumes.append(self._here())
+        self.resumes.append(mark_of(self.progress))
 
     def note_save(self) -> None:
         """Note that the run is saved here."""
-        add_save(self.saves, self._here())
+        add_save(self.saves, mark_of(self.progress))
 
     def note_memory(self, peak: int | None) -> None:
         """Take note of the most bytes in use up to here."""
@@ -91,7 +92,3 @@ class RunRecord:
         clock = state["clock"]
         self.seconds, self.resumes = clock["seconds"], list(clock["resumes"])
         self.saves, self.peak_memory = list(clock.get("saves", ())), clock.get("peak_memory")  # files of version 0.1 have neither
-
-    def _here(self) -> dict[str, float]:
-        """Mark where the run is: samples, tokens, seconds."""
-        return {unit: getattr(self.progress, unit) for unit in ("samples", "tokens", "seconds")}

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from lmplay.cadence import Every
 from lmplay.stats.figures import Progress
-from lmplay.stats.histories import MOST_SAVES, History, ModelStats, add_save, write_stats
+from lmplay.stats.histories import History
+from lmplay.stats.totals import MOST_SAVES, ModelStats, add_save
+from lmplay.stats.writing import write_stats
 from lmplay.train.__main__ import main
 
 
