@@ -163,7 +163,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
               CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
     if stored is not None:
         _restore(run, stored)
-        run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
+        run.changes = changes(run.settings, stored, curriculum, stage_settings)
     else:
         run.changes = foreign_sizes(settings, plan)
     _check_room(run)

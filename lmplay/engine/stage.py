@@ -96,7 +96,7 @@ class StageRunner:
     @property
     def room(self) -> int:
         """The most tokens that go through the device at once; 0 = it goes by pieces."""
-        return self.run.runner.room["tokens"] if self._measured else self.run.settings.room(self.cutter.context_len)
+        return self.run.runner.room["tokens"] if self._measured else self.run.settings.token_budget(self.cutter.context_len)
 
     def next_batch(self) -> Batch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""

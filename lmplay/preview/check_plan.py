@@ -97,7 +97,7 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
         group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len,
-                        room=settings.room(own.context_len), joined=runtime.joins(module))
+                        room=settings.token_budget(own.context_len), joined=runtime.joins(module))
         looked = _look(stage_data[stage.name], stage, own, cutter, group)
         look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)
         stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name]),
