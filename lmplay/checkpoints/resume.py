@@ -32,8 +32,6 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
             return None if settings.reset_history else rotation.find(path, stages)
         except checkpoint.Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
-    if settings.reset_history:
-        raise UserError(f"--resume {settings.resume} and --reset-history together: give one of them.")
     chosen = best if settings.resume == "best" else Path(settings.resume).expanduser()
     if not chosen.is_file():
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"

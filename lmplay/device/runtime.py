@@ -34,8 +34,6 @@ class Runtime:
         :raises UserError: when the device is not there.
         """
         self.device = choose_device(settings.device)
-        if settings.pack == "on" and settings.compile_model:
-            raise UserError("--pack on and --compile-model together: joined pieces have other lengths in each step, and each would be compiled; give one.")
         if settings.tune_allocator and self.device.type == "cpu":
             keep_freed_memory()
         torch.set_float32_matmul_precision(settings.matmul_precision)
@@ -101,8 +99,8 @@ class Runtime:
         # read when the code is made, at the first step; it is a setting of the process
         torch._functorch.config.activation_memory_budget = settings.activation_memory_budget
         plain = self.device.type == "cpu" and self.amp_dtype is torch.bfloat16 and context_len <= _PLAIN_CONTEXT
-        return Compiled(model, settings.room(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell, while_compiling, mode=settings.compile_mode,
-                        backend=settings.compile_backend)
+        return Compiled(model, settings.token_budget(context_len) or settings.first_mini_batch * context_len, context_len, plain, tell,
+                        while_compiling, mode=settings.compile_mode, backend=settings.compile_backend)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Give the context for forward passes."""

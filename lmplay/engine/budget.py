@@ -49,7 +49,7 @@ class TokenBudget:
     @property
     def tokens(self) -> int:
         """The budget; 0 = mini-batches go by pieces."""
-        return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.room(self._stage.context_len)
+        return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.token_budget(self._stage.context_len)
 
     def settle(self) -> None:
         """Measure, if asked for: a run that goes on keeps what it had, else what was measured before counts. What that depends on must not have changed.

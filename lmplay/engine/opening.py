@@ -270,7 +270,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     if run.settings.resume != "latest":
         run.notifier.begin_another()
     run.record.note_resume()
-    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()}, str(run.runtime.device))
+    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()})
 
 
 def _adopt_changes(stage: OpenStage) -> list[str]:
