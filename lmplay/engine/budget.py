@@ -16,8 +16,8 @@ from ..data.collate import MiniBatch, collate
 from ..data.continuation import Piece
 from ..data.samples import Sample
 from ..data.sentences import Cut
-from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory
-from ..device.runtime import random_state, restore_random_state
+from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
+from ..device.random_state import random_state, restore_random_state
 from ..errors import UserError
 from ..files import read_json_or_yaml, write_text
 from ..optim.optimizers import STATE_COPIES
@@ -152,10 +152,10 @@ def _seconds(run: Run, mini_batch: MiniBatch, alone: bool) -> float:
 
     @contextmanager
     def timed() -> Iterator[None]:
-        _wait(runtime.device)
+        wait_for(runtime.device)
         started = time.perf_counter()
         yield
-        _wait(runtime.device)
+        wait_for(runtime.device)
         times.append(time.perf_counter() - started)
 
     def step(count: int) -> None:
@@ -185,14 +185,6 @@ def _twice_fits(device: torch.device, began_with: int | None) -> bool:
     if left is None or peak is None or now is None or began_with is None:
         return True
     return began_with + 2 * (peak - began_with) - now < _SHARE * left
-
-
-def _wait(device: torch.device) -> None:
-    """Let the device finish."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def _path(run: Run) -> Path:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ..device.memory import peak_memory
-from ..device.runtime import Runtime, random_state, restore_random_state
+from ..device.random_state import random_state, restore_random_state
+from ..device.runtime import Runtime
 from ..errors import UserError
 from ..optim.optimizers import load_state
 from ..optim.schedules import lr_factor

@@ -113,6 +113,7 @@ class Interrupt:
 
         :raises Stopped: on a request.
         """
+        before = self._nothing_to_save  # one may be inside another
         try:
             self._nothing_to_save = True
             if self.requested():
@@ -120,7 +121,7 @@ class Interrupt:
             self._set_alarm()
             yield
         finally:
-            self._nothing_to_save = False
+            self._nothing_to_save = before
 
     def limit(self, time_limit: str) -> None:
         """Set the time limit; in start-up an alarm ends the run when it has passed.

@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
 from ..cadence import Every
-from ..checkpoints import format as checkpoint
-from ..checkpoints import rotation
+from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
 from ..data.batcher import Batch
 from ..errors import TrainingError, Unavailable, UserError
 from ..plan.curriculum import StageState
 from ..plan.schema import Stage
 from ..stats.histories import add_save
+from .components import RunnerComponent
 from .interrupt import AGAIN, Stopped
 from .opening import Run
 from .record import Recorder, try_to_write_stats
@@ -95,32 +93,20 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     add_save(run.runner.saves, saved_at)
     run.runner.note_memory()
     figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
-    content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
-    run.best.hand_over()
-    then = replace(run, runner=replace(run.runner, **figures))
-    run.saver.start(lambda cancelled: _write(then, content, stage, cancelled))
+    run.saver.save(content_of(run.components), stage, figures, before=lambda copied: try_to_write_stats(replace(run, runner=replace(run.runner, **copied))),
+                   saved=lambda copied, seconds: _tell_saved(run, replace(run.runner, **copied), seconds),
+                   failed=lambda error: run.report.save_failed(run.path, error))
     return run.saver.wait() if wait else True
 
 
-def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[], bool]) -> bool:
-    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
+def _tell_saved(run: Run, then: RunnerComponent, seconds: float) -> None:
+    """Say that a state has been saved.
 
-    :param run: as it was when the content was copied.
+    :param then: the figures of that state.
     """
-    started = time.monotonic()
-    try_to_write_stats(run)
-    try:
-        run.best.write(run.path, cancelled)
-        rotation.save(run.path, content, stage, run.settings.keep, cancelled)
-    except checkpoint.Cancelled:
-        return False
-    except OSError as error:
-        run.report.save_failed(run.path, error)
-        return False
-    run.interrupt.save_seconds = time.monotonic() - started
+    run.interrupt.save_seconds = seconds
     run.report.saved(run.path)
-    run.runner.listeners.event_elsewhere("saved", run.runner.progress, run.runner.stage)
-    return True
+    run.runner.listeners.event_elsewhere("saved", then.progress, then.stage)
 
 
 def _start(run: Run, stage: Stage, state: StageState) -> StageRunner | None:
@@ -152,7 +138,7 @@ def _validate(run: Run, work: StageRunner, recorder: Recorder) -> None:
     with recorder.pause():
         try:
             if work.validate():
-                run.best.keep(run.components, work.stage.name if work.settings.patience is not None else None)
+                run.saver.keep_best(content_of(run.components), work.stage.name if work.settings.patience is not None else None)
         except (Unavailable, UserError):
             _insist(save(run, work.stage.name, wait=True))
             raise

@@ -11,18 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints import rotation
-from ..checkpoints.best import BestState, best_names
+from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
+from ..checkpoints.format import checkpoint_bytes
 from ..checkpoints.lock import Lock
-from ..checkpoints.resume import Found, choose_state, set_history_aside, settle
+from ..checkpoints.resume import Found, adopt, choose_state, set_history_aside
+from ..checkpoints.rotation import check_free_space, clean_up
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
-from ..device.runtime import Runtime, seed_everything
+from ..device.random_state import seed_everything
+from ..device.runtime import Runtime
 from ..errors import Unavailable, UserError
 from ..files import check_folder, make_folder, write_text
 from ..optim.freeze import apply_freeze
@@ -57,10 +59,9 @@ class Run:
     interrupt: Interrupt
     lock: Lock
     prompted: CompletionWriter
+    saver: Saver
     changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
     began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
-    best: BestState = field(default_factory=BestState)
-    saver: Saver = field(default_factory=Saver)
     closing: ExitStack = field(default_factory=ExitStack)  # what has to be ended with the run, however it ends
 
     def __enter__(self) -> Run:
@@ -130,7 +131,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
     model_plan = plan_model(settings, plan, path, stored)
     shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
-    runtime.joins(shapes)
+    runtime.packs(shapes)
     runtime.save_memory(shapes)
     curriculum = Curriculum(plan)
     if stored is not None:
@@ -138,7 +139,7 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
         curriculum.restore(stored["curriculum"]["state"])
         if curriculum.is_done:
             if settings.resume == "latest":
-                settle(settings, path, found, [], report.say)
+                adopt(settings, path, found, [], report.say)
             report.already_done(path if found is None or settings.resume == "latest" else found.path, plan)
             report.weights(save_weights(settings, stored["model"]))
             return None
@@ -158,9 +159,10 @@ def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, 
     optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
     runner = RunnerComponent(settings, runtime, listeners=Notifier(callbacks))
     run = Run(settings, path, curriculum, model, runner, OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module, model_plan.args["context_len"], report.compiled), stage_settings, stage_data, report,
-              interrupt, lock,
-              CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
+              LrSchedulersComponent(settings), runtime.wrap(module, model_plan.args["context_len"], report.compiled, interrupt.at_once),
+              stage_settings, stage_data, report, interrupt, lock,
+              CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say),
+              Saver(path, settings.keep))
     if stored is not None:
         _restore(run, stored)
         run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
@@ -264,12 +266,12 @@ def _check_room(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    module, copies = run.model.module, STATE_COPIES[run.optimizers.kind]
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
+    module = run.model.module
+    size = checkpoint_bytes(module, STATE_COPIES[run.optimizers.kind] * sum(parameter.nbytes for parameter in module.parameters()))
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stage_settings and run.stage_settings[name].patience is not None]
     run.interrupt.expect_save(size)
-    rotation.check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
+    check_free_space(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 
 def _prepare_folders(run: Run, found: Found | None) -> None:
@@ -277,10 +279,10 @@ def _prepare_folders(run: Run, found: Found | None) -> None:
     folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
     make_folder(run.path.parent, "output folder")
     run.lock.take()
-    rotation.clean_up(run.path, folder)
+    clean_up(run.path, folder)
     if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
         run.report.say(f"kept the old model as {kept}")
-    settle(run.settings, run.path, found, [stage.name for stage, _ in run.curriculum.remaining()], run.report.say)
+    adopt(run.settings, run.path, found, [stage.name for stage, _ in run.curriculum.remaining()], run.report.say)
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
                                          "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}

@@ -18,7 +18,7 @@ from ..data.samples import Sample
 from ..data.stream import SampleStream, describe_skipped
 from ..data.workers import Workers
 from ..device.memory import free_memory, is_out_of_memory
-from ..device.runtime import restore_torch_random_state, torch_random_state
+from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
 from ..optim.optimizers import set_lr, set_weight_decay
@@ -69,7 +69,7 @@ class StageRunner:
         self.settings = run.stage_settings[stage.name]
         self.data = run.stage_data[stage.name]
         self.cutter = Cutter(run.model.tokenizer, self.settings.context_len, run.settings.continuation == "estimate")
-        self._joined = run.runner.runtime.joins(run.model.module)
+        self._joined = run.runner.runtime.packs(run.model.module)
         self._measured = run.settings.mini_batch_size == "auto"
         self.stream = self.data.samples()
         self._prefetch = Prefetch(self._prepare, _BATCHES_AHEAD if run.settings.data_workers else 0)

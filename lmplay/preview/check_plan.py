@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints import rotation
+from ..checkpoints.format import checkpoint_bytes, tensor_bytes
+from ..checkpoints.rotation import find
 from ..data.batcher import Batcher
 from ..data.collate import MiniBatch, collate
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream
-from ..device.memory import bytes_in_words, peak_memory
-from ..device.runtime import Runtime, seed_everything
+from ..device.memory import bytes_in_words, peak_memory, wait_for
+from ..device.random_state import seed_everything
+from ..device.runtime import Runtime
 from ..engine.model_spec import make_tokenizer, plan_model
 from ..engine.opening import open_stages
 from ..engine.step import train_step
@@ -82,7 +84,7 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
     :raises UserError: for all that is wrong with the plan's data, at once.
     """
     path = settings.model_file(plan)
-    found = None if settings.reset_history else rotation.find(path, [stage.name for stage in plan.stages])
+    found = None if settings.reset_history else find(path, [stage.name for stage in plan.stages])
     model_plan = plan_model(settings, plan, path, found.content if found is not None else None)
     stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in plan.stages}
     stage_data = open_stages(settings, Curriculum(plan), stage_settings, report)
@@ -97,13 +99,12 @@ def audit(settings: Settings, plan: Plan, report: Report) -> dict[str, Any]:
         own = stage_settings[stage.name]
         cutter = Cutter(tokenizer, own.context_len, settings.continuation == "estimate")
         group = partial(collate, mini_batch_size=settings.first_mini_batch, multiple=runtime.length_multiple, most=own.context_len,
-                        room=settings.room(own.context_len), joined=runtime.joins(module))
+                        room=settings.room(own.context_len), joined=runtime.packs(module))
         looked = _look(stage_data[stage.name], stage, own, cutter, group)
         look = Look(stage, own.batch_size, stage_data[stage.name], tokenizer, cutter)
         stages.append({**_estimate(stage, stage_data[stage.name], looked, timer), **_compare(stage_data[stage.name]),
                        "first_samples": [sample_as_json(look, sample, _PIECES_SHOWN) for _, sample in sorted(looked.first_samples.items())]})
-    state = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())
-    state += sum(value.numel() * value.element_size() for slot in optimizer.state.values() for value in slot.values() if isinstance(value, torch.Tensor))
+    state = checkpoint_bytes(module, tensor_bytes(optimizer.state_dict()))
     seconds = [stage["seconds"] for stage in stages]
     return {"model": model_plan.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
@@ -210,18 +211,11 @@ class _Timer:
 
     def _seconds(self, work: Callable[[], Any]) -> float:
         """Time something, the device's share of it included."""
-        self._wait()
+        wait_for(self._runtime.device)
         started = time.perf_counter()
         work()
-        self._wait()
+        wait_for(self._runtime.device)
         return time.perf_counter() - started
-
-    def _wait(self) -> None:
-        """Let the device finish."""
-        if self._runtime.device.type == "cuda":
-            torch.cuda.synchronize(self._runtime.device)
-        elif self._runtime.device.type == "mps":
-            torch.mps.synchronize()
 
 
 def show_audit(report: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..checkpoints.format import versions
+from ..checkpoints.format import checkpoint_bytes, versions
 from ..data.stream import describe_losses
 from ..device.memory import bytes_in_words, memory_there
 from ..errors import tell
@@ -297,9 +297,8 @@ def _compiled(run: Run) -> list[str]:
 
 def _needed(run: Run) -> int:
     """Count the bytes that training takes whatever the mini-batch: weights, gradients of those that are trained, and the optimizer's state of these."""
-    parameters = list(run.model.module.parameters())
-    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    return sum(parameter.nbytes for parameter in parameters) + trained * (1 + STATE_COPIES[run.optimizers.kind])
+    trained = sum(parameter.nbytes for parameter in run.model.module.parameters() if parameter.requires_grad)
+    return checkpoint_bytes(run.model.module, trained * STATE_COPIES[run.optimizers.kind]) + trained
 
 
 def _memory(run: Run) -> list[str]:
