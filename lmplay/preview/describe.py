@@ -5,7 +5,7 @@ from collections import Counter
 
 from torch import nn
 
-from ..checkpoints import format as checkpoint
+from ..checkpoints.format import load
 from ..engine.model_spec import ModelSpec, plan_model, tokenizer_name
 from ..optim.optimizers import STATE_COPIES
 from ..plan.schema import Plan
@@ -21,7 +21,7 @@ def describe(settings: Settings, plan: Plan) -> str:
     :return: several lines.
     """
     path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
+    stored = load(path) if path.exists() and not settings.reset_history else None
     model_plan = plan_model(settings, plan, path, stored)
     vocab_size = _vocab_size(settings, plan, model_plan)
     model = model_plan.build(vocab_size, meta=True)
