@@ -163,7 +163,7 @@ def _open(settings: Settings, plan: Plan, path: Path, lock: Lock, report: Report
     if path.parent.is_dir():  # else there is nothing to lock yet
         lock.take()
     prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
-    runtime = _start_device(settings)
+    runtime = start_device(settings)
     ahead = outline(settings, plan)
     check_target(ahead.settings, path)
     if ahead.stored is not None and ahead.curriculum.is_done:
@@ -198,6 +198,19 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Set
     return replace(settings, **kept)
 
 
+def check_model(ahead: Outline, runtime: Runtime, stages: Iterable[Stage]) -> None:
+    """Build the model without weights, to refuse now what it cannot do.
+
+    :param stages: those that are to be trained.
+    :raises UserError: for wrong sizes, for flags that the model does not support, and for `freeze` patterns that match nothing.
+    """
+    shapes = ahead.spec.build(vocab_size=8, meta=True)
+    runtime.packs(shapes)
+    runtime.save_memory(shapes)
+    for stage in stages:
+        freeze(shapes, stage, ahead.settings)
+
+
 def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
     """Set what a stage trains.
 
@@ -213,8 +226,11 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
         raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
 
 
-def _start_device(settings: Settings) -> Runtime:
-    """Set up device, threads and the cache of compiled code."""
+def start_device(settings: Settings) -> Runtime:
+    """Set up device, threads and the cache of compiled code.
+
+    :raises UserError: when the device is not there.
+    """
     runtime = Runtime(settings)
     if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
         torch.set_num_threads(threads)

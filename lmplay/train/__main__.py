@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,6 +101,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
 
 def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
     """Do what the flags ask for."""
+    say = partial(tell, stream=sys.stderr)  # standard output is for what a preview prints
     if settings.save_datasets:
         from ..data.save import save_sources
 
@@ -111,15 +113,16 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
         tell(describe(settings, plan))
         return 0
     if settings.check_plan:
-        from ..preview.check_plan import audit, show_audit
+        from ..preview.check_plan import check_plan
+        from ..preview.check_plan_text import to_text
 
-        found = audit(settings, plan, report)
-        tell(json.dumps(found, indent=2) if settings.json else show_audit(found))
+        found = check_plan(settings, plan, say)
+        tell(json.dumps(found, indent=2) if settings.json else to_text(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
         from ..preview.show import show
 
-        tell(show(settings, plan))
+        tell(show(settings, plan, say))
         return 0
     from ..track.opening import open_callbacks
 
