@@ -15,7 +15,8 @@ from ..data.stage import StageData
 from ..data.stream import SampleStream
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
-from ..device.runtime import seed_everything
+from ..device.random_state import seed_everything
+from ..device.runtime import Runtime
 from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import check_model, freeze, open_stages, outline, start_device
 from ..engine.run import OpenStage

@@ -176,7 +176,7 @@ def test_overflows_without_end_stop_the_run(capsys, monkeypatch):
 def memory(monkeypatch):
     """A device with room for so many pieces at once, and how many it was given; what is measured before does not count."""
     forward, given = GPT2ish.forward, []
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
 
     def limited(most, error=OUT_OF_MEMORY):
         def attempt(self, tokens):
@@ -228,7 +228,7 @@ def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
         return hidden
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
     train(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
     assert given[:5] == [12, 6, 6, 3, 3]
     assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())
@@ -257,7 +257,7 @@ def test_validation_halves_too(capsys, memory, monkeypatch):
         return forward(self, tokens)
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {94: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {94: 1.0})
     assert "out of memory with 94 tokens in a mini-batch: from here on 47;" in train(capsys, "--mini-batch-size", "auto", "--validation-interval", 4)
     assert training[-1] is False
     assert training.count(True) > 25  # dropout is back after the validation that failed
