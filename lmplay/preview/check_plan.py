@@ -16,7 +16,6 @@ from ..data.stream import SampleStream
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
-from ..device.runtime import Runtime
 from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import check_model, freeze, open_stages, outline, start_device
 from ..engine.run import OpenStage

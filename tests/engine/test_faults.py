@@ -86,11 +86,11 @@ def test_the_run_stops_before_the_update_and_names_the_rows(capsys):
 
 
 @pytest.mark.usefixtures("poison", "device")
-def test_a_batch_can_be_passed_over(capsys):
+def test_a_batch_can_be_skipped(capsys):
     make_plan([12, 29])
     text = train(capsys, "--on-nonfinite", "skip")
-    assert text.count("It is passed over, 1 in a row (at most 10)") == 2
-    assert "2 batches passed over" in text
+    assert text.count("It is skipped, 1 in a row (at most 10)") == 2
+    assert "2 batches skipped" in text
     stats = statistics()
     assert stats["totals"]["skipped_batches"] == 2
     assert stats["totals"]["total_train_samples"] == 50
@@ -118,13 +118,13 @@ def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(ca
 
 
 @pytest.mark.usefixtures("poison", "device")
-def test_so_many_batches_in_a_row_and_no_more(capsys, monkeypatch):
+def test_ten_batches_in_a_row_and_no_more(capsys, monkeypatch):
     make_plan(range(30))
     monkeypatch.setattr(nonfinite, "MOST_SKIPPED", 3)
     text = train(capsys, "--on-nonfinite", "skip", "--save-interval", 10, code=1)
-    assert text.count("It is passed over") == 3
+    assert text.count("It is skipped") == 3
     assert "step 4: the loss (nan)" in text
-    assert "3 batches before it were passed over, too" in text
+    assert "3 batches before it were skipped, too" in text
 
 
 @pytest.mark.usefixtures("poison", "device")

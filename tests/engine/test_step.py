@@ -8,19 +8,15 @@ import torch
 from helpers import differences as compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import step_on
 from torch.nn import functional
 
-from lmplay.data.batcher import Batch
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
-from lmplay.device.model import DeviceModel
 from lmplay.device.runtime import Runtime
-from lmplay.engine.batches import TrainBatch
-from lmplay.engine.step import train_step
 from lmplay.errors import TrainingError
 from lmplay.exp import build_model, get_experiment
-from lmplay.objectives.next_token import NextToken
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizers
 from lmplay.plan.settings import Settings
 from lmplay.tokenizer import load_tokenizer
@@ -37,11 +33,6 @@ def make_model(dropout=0.0, seed=1):
 def make_pieces(lengths):
     cutter = Cutter(BYTES, 64)
     return [piece for i, length in enumerate(lengths) for piece in cutter.cut(Sample("title\n\n" if i % 2 else "", "abcde. " * length, row=i))]
-
-
-def step_on(model, optimizers, runtime, mini_batches, grad_clip=0, interrupted=lambda: False, sources=(), accuracy_pieces=range(4), wrap=lambda model: model):
-    batch = TrainBatch(Batch([], {}), mini_batches, 0, list(sources), accuracy_pieces)
-    return train_step(DeviceModel(model, wrap(model), runtime), optimizers, NextToken(), batch, grad_clip, interrupted)
 
 
 def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, token_budget=0, packed=False, **options):
