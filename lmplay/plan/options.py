@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .names import OPTIMIZERS, in_words
 
@@ -17,19 +17,19 @@ SMALLEST_CONTEXT = 16
 """The smallest context, in tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Number:
-    """A check of a number's range, for flags, settings files and plan keys alike."""
+    """A check of a number's range, for flags, settings files and plan keys alike.
+
+    With `above` the number must be above `low`, with `below` below `high`; else both are allowed. `zero` says in plans what 0 means.
+    """
 
     kind: type[int] | type[float]
     low: float
     high: float = math.inf
     above: bool = False
-    """The number must be above `low`, not just from there."""
     below: bool = False
-    """The number must be below `high`."""
     zero: str = ""
-    """What 0 means, where a plan says what is allowed."""
 
     def __call__(self, value: Any) -> Any:
         """Give the number; raises ValueError, saying what is allowed."""
@@ -139,20 +139,21 @@ class Change(Enum):
     ASIDE = "nothing is told, and `lmp_plotstats` does not compare it between runs: it says where, how long, or what is shown"
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A row of the table."""
+class Flag(NamedTuple):
+    """A row of the table.
+
+    `check` gives the value as it is used, or raises ValueError, saying what is allowed; `keys` has its titles as a key of a plan: of a `stage` and
+    `$defaults`, of `model` (`$model`), or at the `top`.
+    """
 
     name: str
     default: Any
     group: str
     check: Callable[[Any], Any]
-    """Gives the value as it is used; raises ValueError, saying what is allowed."""
     unit: str
     help: str
     change: Change
     keys: dict[str, str]
-    """Its titles as a key of a plan: of a `stage` and `$defaults`, of `model` (`$model`), or at the `top`."""
 
 
 T = TypeVar("T")
@@ -169,7 +170,7 @@ _DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.val
 _OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # Settings has these methods, and making them takes a moment
 class Options:
     """The table: a field for each flag of `lmp_trainer`, in the order of `--help`, with the program's default."""
 
@@ -269,4 +270,4 @@ class Options:
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 
-FLAGS: tuple[Flag, ...] = tuple(replace(entry.metadata["flag"], name=entry.name) for entry in fields(Options))
+FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))
