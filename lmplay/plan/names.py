@@ -77,11 +77,7 @@ OBJECTIVES = {row.name: row for row in (
 
 
 def objectives() -> dict[str, Objective]:
-    """List the built-in objectives, then those of installed packages; imports none of them.
-
-    :return: name -> row.
-    :raises UserError: when two offer the same name.
-    """
+    """List the built-in objectives and those of installed packages by name, see :func:`with_offered`."""
     return with_offered(Objective, OBJECTIVES.values())
 
 
