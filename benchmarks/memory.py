@@ -59,7 +59,7 @@ def ours(way: dict[str, Any], rows: int, context: int) -> None:
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, context + 1))
     pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
     mini_batches = collate(pieces, at_once, runtime.length_multiple, context, 0,
-                           runtime.joins(model))
+                           runtime.packs(model))
     for _ in range(2):
         result = train_step(model, wrapped, optimizer, runtime, mini_batches, grad_clip=1.0, watch=range(4), interrupted=lambda: False)
         assert result is not None

@@ -1,7 +1,4 @@
-"""The processes that train together (ranks): what they share and sum.  Device floor.
-
-One process is the identity: nothing is sent, nothing is copied.
-"""
+"""The processes that train together, as ranks 0 to N - 1.  Imports torch only."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -9,38 +6,41 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-_T = TypeVar("_T")
+Value = TypeVar("Value")
 
 
 class Ranks:
-    """One process that trains alone; several override every method."""
+    """What a process does together with the others; all ranks make the same calls in the same order.
+
+    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `share`.
+    """
 
     rank = 0
     size = 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes files and speaks."""
+        """Whether this is the rank that writes files and talks to the user."""
         return self.rank == 0
 
-    def share(self, parts: Sequence[_T]) -> Sequence[_T]:
-        """Give this rank's part of what all ranks have made alike."""
-        return parts[self.rank::self.size]
+    def share(self, items: Sequence[Value]) -> Sequence[Value]:
+        """Return this rank's share of a sequence: every N-th item, so that shares of items sorted by length take about the same time."""
+        return items[self.rank::self.size]
 
-    def sum(self, value: Tensor) -> Tensor:
-        """Sum a tensor over the ranks; waits for nothing on the host."""
-        return value
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks, without waiting for the device."""
+        return tensor
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum the gradients over the ranks, in place; one that a rank lacks counts as zero."""
+        """Replace gradients by their sums over all ranks; a gradient that is None on some rank counts as zero there."""
 
     def any(self, flag: bool) -> bool:
-        """Tell whether any rank says so."""
+        """Tell whether a flag is set on any rank."""
         return flag
 
-    def broadcast(self, value: _T) -> _T:
-        """Give all ranks the main rank's value."""
+    def broadcast(self, value: Value) -> Value:
+        """Return the value of rank 0."""
         return value
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have come this far."""

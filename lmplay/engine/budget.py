@@ -19,7 +19,7 @@ from ..data.continuation import Piece
 from ..data.samples import Sample
 from ..data.sentences import Cut
 from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
-from ..device.runtime import random_state, restore_random_state, restore_torch_random_state, torch_random_state
+from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
 from ..files import read_json_or_yaml, write_text
 from ..objectives.base import Objective
@@ -49,7 +49,7 @@ class TokenBudget:
     @property
     def tokens(self) -> int:
         """The budget; 0 = mini-batches go by pieces."""
-        return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.room(self._stage.context_len)
+        return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.token_budget(self._stage.context_len)
 
     def settle(self) -> None:
         """Measure, if asked for: a run that goes on keeps what it had, else what was measured before counts. What that depends on must not have changed.

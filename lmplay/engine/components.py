@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from ..device.runtime import Runtime, random_state, restore_random_state
+from ..device.random_state import random_state, restore_random_state
+from ..device.runtime import Runtime
 from ..errors import UserError
 from ..optim.schedules import lr_factor
 from ..optim.set import OptimizerSet

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 
 from ..cadence import Every
+from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
 from ..errors import TrainingError, Unavailable, UserError
 from .batches import TrainBatch
@@ -96,7 +97,7 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
     with recorder.pause():
         try:
             if stage.validate():
-                run.best.keep(run.components, stage.name if stage.settings.patience is not None else None)
+                run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
         except (Unavailable, UserError):
             _insist(save(run, stage.name, wait=True))
             raise

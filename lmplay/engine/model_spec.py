@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..checkpoints import format as checkpoint
+from ..checkpoints.format import load
 from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
@@ -62,7 +62,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     source = path
     if stored is None and settings.initial_model is not None:
         source = Path(settings.initial_model).expanduser()
-        stored = checkpoint.load(source, parts=("model",))
+        stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         args, chosen = settings.model_args(plan, experiment.settings)

@@ -16,16 +16,19 @@ from torch import nn
 
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
+from ..checkpoints.format import checkpoint_bytes
 from ..checkpoints.lock import Lock
-from ..checkpoints.resume import choose_state, set_history_aside, settle
-from ..checkpoints.rotation import Found, check_total_room, clean_up
+from ..checkpoints.resume import adopt, choose_state, set_history_aside
+from ..checkpoints.rotation import Found, check_free_space, clean_up
+from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
 from ..device.model import DeviceModel
-from ..device.runtime import Runtime, seed_everything
+from ..device.random_state import seed_everything
+from ..device.runtime import Runtime
 from ..errors import Unavailable, UserError
 from ..files import check_folder, make_folder, write_text
 from ..objectives import load_objective
@@ -241,7 +244,7 @@ def _already_done(ahead: Outline, report: Report) -> None:
     assert ahead.found is not None
     latest = ahead.settings.resume == "latest"
     if latest:
-        settle(ahead.settings, ahead.path, ahead.found, [], report.say)
+        adopt(ahead.settings, ahead.path, ahead.found, [], report.say)
     report.already_done(ahead.path if latest else ahead.found.path, ahead.plan)
     report.weights(save_weights(ahead.settings, ahead.found.content["model"]))
 
@@ -269,7 +272,8 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
-              DeviceModel(module, wrapped, runtime), report, notifier, interrupt, completions, foreign_sizes(settings, ahead.plan))
+              DeviceModel(module, wrapped, runtime), report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
+              foreign_sizes(settings, ahead.plan))
     if ahead.stored is not None:
         _restore(run, ahead.stored)
     for stage in stages.values():
@@ -286,7 +290,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     if run.settings.resume != "latest":
         run.notifier.begin_another()
     run.record.note_resume()
-    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()}, str(run.runtime.device))
+    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()})
 
 
 def _adopt_changes(stage: OpenStage) -> list[str]:
@@ -308,12 +312,11 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    module = run.device_model.raw
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + run.optimizers.optimizers.state_bytes()
+    size = checkpoint_bytes(run.device_model.raw, run.optimizers.optimizers.state_bytes())
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     run.interrupt.expect_save(size)
-    check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
+    check_free_space(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
@@ -324,7 +327,7 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     clean_up(run.path, folder)
     if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
         run.report.say(f"kept the old model as {kept}")
-    settle(run.settings, run.path, found, list(run.stages), run.report.say)
+    adopt(run.settings, run.path, found, list(run.stages), run.report.say)
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
                                          "precision": run.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}

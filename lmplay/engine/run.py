@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.best import BestState
 from ..checkpoints.saver import Saver
 from ..component import Component
 from ..data.stage import StageData
@@ -57,12 +56,11 @@ class Run:
     notifier: Notifier
     interrupt: Interrupt
     completions: CompletionWriter
+    saver: Saver
     changes: list[str]
     """What is not as it was at the checkpoint."""
     began_at: Counter[str] = field(default_factory=Counter)
     """The totals at the checkpoint."""
-    best: BestState = field(default_factory=BestState)
-    saver: Saver = field(default_factory=Saver)
     closing: ExitStack = field(default_factory=ExitStack)
     """What has to be ended with the run, however it ends."""
 

@@ -2,14 +2,10 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
-from ..checkpoints import format as checkpoint
-from ..checkpoints import rotation
+from ..checkpoints.format import content_of
 from ..device.memory import peak_memory
 from ..errors import TrainingError
 from ..stats.run_record import RunRecord
@@ -38,28 +34,17 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
                             "make room for the next, and the same command goes on from it.")
     run.record.note_save()
     run.record.note_memory(peak_memory(run.runtime.device))
-    content, record = run.saver.copy((checkpoint.content_of(run.components), run.record))
-    run.best.hand_over()
-    run.saver.start(lambda cancelled: _write(run, record, content, stage, cancelled))
+    run.saver.save(content_of(run.components), stage, run.record, before=lambda record: try_to_write_stats(run, record),
+                   saved=lambda record, seconds: _tell_saved(run, record, seconds), failed=lambda error: run.report.save_failed(run.path, error))
     return run.saver.wait() if wait else True
 
 
-def _write(run: Run, record: RunRecord, content: dict[str, Any], stage: str, cancelled: Callable[[], bool]) -> bool:
-    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
+def _tell_saved(run: Run, record: RunRecord, seconds: float) -> None:
+    """Say that a state has been saved.
 
-    :param record: as it was when the content was copied.
+    :param record: of that state.
+    :param seconds: that it took.
     """
-    started = time.monotonic()
-    try_to_write_stats(run, record)
-    try:
-        run.best.write(run.path, cancelled)
-        rotation.save(run.path, content, stage, run.settings.keep, cancelled)
-    except checkpoint.Cancelled:
-        return False
-    except OSError as error:
-        run.report.save_failed(run.path, error)
-        return False
-    run.interrupt.save_seconds = time.monotonic() - started
+    run.interrupt.save_seconds = seconds
     run.report.saved(run.path)
     run.notifier.event_elsewhere("saved", record.progress, record.stage)
-    return True

@@ -10,7 +10,7 @@ from typing import Any
 from ..data.continuation import Cutter
 from ..data.samples import Sample
 from ..data.stream import describe_skipped
-from ..device.runtime import restore_torch_random_state, torch_random_state
+from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
 from ..stats.figures import StageEntry

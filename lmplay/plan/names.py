@@ -75,7 +75,7 @@ SCHEDULES = {row.name: row for row in (
     Schedule("constant", "stays at the peak", None, 1.0),
     Schedule("linear", "a straight line", lambda progress: 1 - progress, 0.0),
     Schedule("cosine", "half a wave of the cosine", lambda progress: (1 + math.cos(math.pi * progress)) / 2, 0.1),
-    Schedule("wsd", f"stays at the peak, then decays over the last {DECAY_SHARE:.0%} of a stage", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0))}
+    Schedule("wsd", f"stays at the peak, then a line down over the last {DECAY_SHARE:.0%}", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0))}
 
 DEFAULT_OBJECTIVE = "next_token"
 OBJECTIVES = {row.name: row for row in (

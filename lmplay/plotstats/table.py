@@ -9,13 +9,12 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_json_or_yaml
+from ..plan.options import FLAGS, Change
 from ..words import compact, cut, duration
 from .runs import Curve
 
 # Settings that differ between any two runs, or that say nothing of what was trained; a plan is compared stage by stage.
-_DULL = ("model", "given", "plan", "out_dir", "model_args", "describe", "inspect", "check_plan", "show_samples", "show_batch", "json", "reset_history",
-         "use_config", "dump_config", "quiet", "verbose", "log_json", "track", "callback", "sample_prompts", "sample_tokens", "data_workers", "keep",
-         "resume", "time_limit", "max_steps", "max_samples_this_run", "save_weights_only")
+_NOT_COMPARED = {"given", "plan", "model_args", *(flag.name for flag in FLAGS if flag.change is Change.ASIDE)}
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
@@ -97,7 +96,7 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Put model arguments and the stages of the plan beside the settings."""
     arguments, plan = settings.get("model_args"), settings.get("plan")
     stages = plan.get("stages") if isinstance(plan, dict) else None
-    flat = {key: value for key, value in settings.items() if key not in _DULL}
+    flat = {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
     flat |= arguments if isinstance(arguments, dict) else {}
     for stage in stages if isinstance(stages, list) else ():
         flat |= {f"{stage.get('name')}.{key}": value for key, value in stage.items() if key != "name"} if isinstance(stage, dict) else {}

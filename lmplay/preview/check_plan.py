@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ..checkpoints.format import checkpoint_bytes
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream
@@ -91,7 +92,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
     timer = _Timer(DeviceModel(module, runtime.wrap(module, ahead.spec.args["context_len"], say), runtime), optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + optimizers.state_bytes()
+    size = checkpoint_bytes(module, optimizers.state_bytes())
     return {"model": ahead.spec.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
             "stages": found, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": peak_memory(runtime.device),
@@ -103,7 +104,7 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     """Measure a stage, and estimate what all of it comes to."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
-    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.room(context_len), workers=0))
+    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0))
     if measured.first is None or not measured.tokens:
         raise TrainingError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s.")
     freeze(model.raw, stage.stage, settings)

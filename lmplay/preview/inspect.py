@@ -4,9 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..checkpoints import format as checkpoint
+from ..checkpoints.format import read, tensor_bytes, verify
 from ..plan.settings import Settings, setting_names
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
@@ -19,8 +17,8 @@ def inspect(path: Path) -> dict[str, Any]:
     :return: plain values; what the file does not have is left out.
     :raises UserError: when it cannot be read at all.
     """
-    content = checkpoint.read(path, mmap=True, check=False)
-    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[checkpoint.verify(path)],
+    content = read(path, mmap=True, check=False)
+    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[verify(path)],
                               "format": content["format"], "versions": content.get("versions", {})}
     parts = {name: part for name, part in content.items() if isinstance(part, dict) and "state" in part}
     if "model" in parts:
@@ -31,7 +29,7 @@ def inspect(path: Path) -> dict[str, Any]:
         result["run"] = {**_progress(parts["runner"]["state"]["stats"]), "seconds": parts["runner"]["state"]["clock"]["seconds"],
                          "resumes": len(parts["runner"]["state"]["clock"]["resumes"])}
         result["settings"] = _changed(parts["runner"]["state_args"]["settings"])
-    result["bytes_by_component"] = {name: _tensor_bytes(part["state"]) for name, part in parts.items()}
+    result["bytes_by_component"] = {name: tensor_bytes(part["state"]) for name, part in parts.items()}
     return result
 
 
@@ -82,21 +80,6 @@ def _changed(settings: dict[str, Any]) -> dict[str, Any]:
     """List the settings that are not the defaults of this version."""
     defaults = Settings()
     return {name: settings[name] for name in setting_names() if name in settings and settings[name] != getattr(defaults, name)}
-
-
-def _tensor_bytes(value: Any) -> int:
-    """Count the bytes of all tensors in nested values; memory that two share counts once."""
-    storages: dict[int, int] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            storages[value.untyped_storage().data_ptr()] = value.numel() * value.element_size()
-        elif isinstance(value, (dict, list)):
-            for part in value.values() if isinstance(value, dict) else value:
-                visit(part)
-
-    visit(value)
-    return sum(storages.values())
 
 
 def _said(progress: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..stats.figures import Progress, SourceLoss
+from ..stats.totals import Judged
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,8 @@ class StageEnd:
     sources: Mapping[str, Mapping[str, Any]]
     lost: list[str]
     """What of the rows did not become samples, in lines."""
-    final: Mapping[str, float] | None
-    best: Mapping[str, float] | None
+    final: Judged | None
+    best: Judged | None
     early: EarlyEnd | None
 
 
@@ -174,8 +175,8 @@ class RunEnd:
 
     files: RunFiles
     progress: Progress
-    best: Mapping[str, float] | None
-    final: Mapping[str, float] | None
+    best: Judged | None
+    final: Judged | None
     peak_memory: int | None
     """Bytes."""
     graphs: tuple[int, int] | None

@@ -16,8 +16,8 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
     if totals["skipped_batches"]:
         more += f"; {counted(totals['skipped_batches'], 'batch', 'batches')} skipped, whose loss or gradient was not finite"
     if stage.early is not None:
-        more += (f"; ended early: no better validation for {stage.early.stale}; the best state, loss {stage.early.loss:.3f} at {stage.early.samples:,} samples, "
-                 f"is {stage.early.best}, and the next stage goes on from the last")
+        more += (f"; ended early: no better validation for {stage.early.stale}; the best state, loss {stage.early.loss:.3f} at {stage.early.samples:,} "
+                 f"samples, is {stage.early.best}, and the next stage goes on from the last")
     lines = [f"== stage {stage.name} done: {counted(totals['total_train_samples'], 'sample')}, {counted(totals['total_train_tokens'], 'token')}, "
              f"{counted(totals['total_train_steps'], 'step')}, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
              f"{counted(totals['continuations'], 'continuation')}, {counted(totals['forced_cuts'], 'piece')} cut inside a sentence, "

@@ -88,7 +88,7 @@ class RunRecord:
         for name, stats in state["step_stats"].items():
             self.stage_stats[name] = ModelStats()
             self.stage_stats[name].restore(stats)
-        self.stages = [dict(stage) for stage in state["stages"]]
+        self.stages = [stage.copy() for stage in state["stages"]]
         clock = state["clock"]
         self.seconds, self.resumes = clock["seconds"], list(clock["resumes"])
         self.saves, self.peak_memory = list(clock.get("saves", ())), clock.get("peak_memory")  # files of version 0.1 have neither

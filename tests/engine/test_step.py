@@ -13,7 +13,7 @@ from torch.nn import functional
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
-from lmplay.device.runtime import Runtime, random_state, restore_random_state, seed_everything
+from lmplay.device.runtime import Runtime
 from lmplay.engine.step import train_step
 from lmplay.errors import TrainingError
 from lmplay.exp import build_model, get_experiment
@@ -229,20 +229,3 @@ def test_mixed_precision_is_near_full():
     _, mixed = do_step(pieces, 2, runtime)
     assert float(mixed.loss_sum) == pytest.approx(float(full.loss_sum), rel=0.01)
     assert float(mixed.loss_sum) != float(full.loss_sum)
-
-
-def test_random_states_come_back():
-    import random
-
-    import numpy as np
-
-    def draw():
-        return random.random(), np.random.rand(), np.random.randn(), torch.rand(3).tolist(), random.gauss(0, 1)
-
-    seed_everything(5)
-    draw()
-    state = random_state()
-    first = draw()
-    draw()
-    restore_random_state(state)
-    assert draw() == first
