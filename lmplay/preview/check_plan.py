@@ -16,7 +16,7 @@ from ..data.stage import StageData
 from ..data.stream import SampleStream
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
-from ..device.runtime import seed_everything
+from ..device.random_state import seed_everything
 from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import check_model, freeze, open_stages, outline, start_device
 from ..engine.run import OpenStage
@@ -155,7 +155,7 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
 
 
 def _compare(data: StageData) -> dict[str, Any]:
-    """Count samples that are there twice, and validation samples that are trained on."""
+    """Count exact duplicates among the training samples, and validation samples that are also training samples."""
     seen: set[int] = set()
     rows, duplicates = 0, 0
     for sample in _rows(data.open_samples()):
@@ -169,11 +169,11 @@ def _compare(data: StageData) -> dict[str, Any]:
 
 
 def _rows(stream: SampleStream) -> Iterator[Sample]:
-    """Give the samples of a stream, each row once, as far as there is time."""
+    """Yield the samples of a stream, no row twice, until time is up."""
     known: set[tuple[int, int]] = set()
     most = min(_COMPARED, stream.rows_per_epoch or _COMPARED)
     ends = time.monotonic() + _COMPARED_SECONDS
-    # A weighted mix gives rows of its small sources again and again before all of the others have come.
+    # A weighted mix repeats the rows of its small sources before it has given all rows of the large ones.
     for _ in range(2 * most):
         sample = stream.next() if len(known) < most and time.monotonic() < ends else None
         if sample is None:
