@@ -48,14 +48,14 @@ def ours(way: dict[str, Any], rows: int, context: int) -> None:
     from lmplay.device.runtime import Runtime
     from lmplay.engine.step import train_step
     from lmplay.exp import build_model, get_experiment
-    from lmplay.optim.optimizers import build_optimizer
+    from lmplay.optim.optimizers import build_optimizers
     from lmplay.plan.settings import Settings
 
     at_once = way.pop("rows_at_once", rows)
     runtime = Runtime(Settings(**way))
     model = build_model(get_experiment("gpt2ish"), vocab_size=VOCABULARY, context_len=context, num_blocks=BLOCKS, embed_dim=WIDTH, num_heads=HEADS, dropout=0.0)
     wrapped = runtime.wrap(model.to(runtime.device), context, print)
-    optimizer = build_optimizer("adamw", model, 0.0006)
+    optimizer = build_optimizers("adamw", model, 0.0006)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, context + 1))
     pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
     mini_batches = collate(pieces, at_once, runtime.length_multiple, context, 0,

@@ -32,6 +32,11 @@ class OptimizerSet:
         name, optimizer = next(iter(self.members.items()))
         return float(optimizer.param_groups[0]["lr"]) / self._lr_factors.get(name, 1.0)
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all members."""
+        return [group for optimizer in self for group in optimizer.param_groups]
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         for optimizer in self:

@@ -17,7 +17,7 @@ from states import MODEL, Usage, content, number_of, same_but_kept
 from lmplay.checkpoints import rotation
 from lmplay.checkpoints.format import verify
 from lmplay.checkpoints.saver import Copier, Saver
-from lmplay.engine import loop, stage
+from lmplay.engine import loop, save, stage
 
 
 def test_a_copy_is_deep_shares_what_was_shared_and_uses_its_memory_again():
@@ -158,9 +158,9 @@ def test_a_disk_that_stays_full_ends_the_run(finished, out, tmp_path, monkeypatc
 
     monkeypatch.setattr(rotation, "save", full)
     text = run("--save-interval", 5, code=1)
-    assert text.count("No space left on device") == loop.MOST_FAILED_SAVES
+    assert text.count("No space left on device") == save.MOST_FAILED_SAVES
     assert "the last 3 saves have all failed" in text
-    assert len(tries) == 1 + loop.MOST_FAILED_SAVES
+    assert len(tries) == 1 + save.MOST_FAILED_SAVES
     assert load(out / f"{MODEL}.lmp")["runner"]["state"]["stats"]["total_train_samples"] == tries[0]
     monkeypatch.undo()
     run()
@@ -176,10 +176,10 @@ def test_a_stop_after_a_save_that_failed_is_no_success(finished, out, tmp_path, 
             raise OSError(28, "No space left on device")
         original(path, content, stage, *arguments)
 
-    def stop(run, stage, state):
-        if stage.name == "two":
+    def stop(run, stage):
+        if stage.stage.name == "two":
             os.kill(os.getpid(), signal.SIGTERM)
-        return begin(run, stage, state)
+        return begin(run, stage)
 
     monkeypatch.setattr(rotation, "save", full)
     monkeypatch.setattr(loop, "StageRunner", stop)

@@ -6,10 +6,11 @@ import torch
 from helpers import TINY, compare_runs, sentences, trainer, write_plan, write_rows
 from torch import _dynamo
 
+from lmplay.data.collate import MiniBatch
 from lmplay.device.runtime import Runtime
 from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
-from lmplay.objectives.next_token import next_token
+from lmplay.objectives.next_token import NextToken
 from lmplay.plan.settings import Settings
 
 CONTEXT = 64
@@ -33,7 +34,7 @@ def judge(model, wrapped, rows, width, positions=slice(None, None, 3)):
     tokens = torch.randint(0, 90, (rows, width), generator=torch.Generator().manual_seed(rows * 100 + width))
     where = torch.arange(rows * width)[positions]
     model.zero_grad()
-    result = next_token(wrapped, tokens, where, tokens.flatten()[where], head=model.head)
+    result = NextToken().loss(wrapped, MiniBatch(tokens, where, tokens.flatten()[where], [], 0), model.head)
     if torch.is_grad_enabled():
         result.loss_sum.backward()
     return float(result.loss_sum), [None if one.grad is None else one.grad.clone() for one in model.parameters()]

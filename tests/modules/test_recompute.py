@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import TINY, compare_runs, differences, load, sentences, write_plan, write_rows
+from steps import step_on
 
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
 from lmplay.device.random_state import torch_random_state
 from lmplay.device.runtime import Runtime
-from lmplay.engine.step import train_step
 from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
 from lmplay.modules.recompute import recompute_blocks
 from lmplay.optim.freeze import apply_freeze
-from lmplay.optim.optimizers import build_optimizer
+from lmplay.optim.optimizers import build_optimizers
 from lmplay.plan.settings import Settings
 from lmplay.tokenizer import load_tokenizer
 from lmplay.train.__main__ import main
@@ -35,24 +35,24 @@ def make_pieces(lengths=(3, 9, 5, 7)):
     return [piece for i, length in enumerate(lengths) for piece in cutter.cut(Sample("", "abcde. " * length, row=i))]
 
 
-def do_steps(settings, frozen=(), joined=False, dropout=0.2, steps=2):
+def do_steps(settings, frozen=(), packed=False, dropout=0.2, steps=2):
     """Train for some steps; gives the losses, the gradients of the last, and the random numbers after it."""
     model, runtime = make_model(dropout), Runtime(settings)
     wrapped = runtime.wrap(model, 64, print)
     apply_freeze(model, frozen)
-    optimizer = build_optimizer("adamw", model, 0.01)
-    mini_batches = collate(make_pieces(), 2, runtime.length_multiple, 63, 0, joined)
-    results = [train_step(model, wrapped, optimizer, runtime, mini_batches, grad_clip=1, watch=range(2), interrupted=lambda: False) for _ in range(steps)]
+    optimizer = build_optimizers("adamw", model, 0.01)
+    mini_batches = collate(make_pieces(), 2, runtime.length_multiple, 63, 0, packed)
+    results = [step_on(model, optimizer, runtime, mini_batches, grad_clip=1, wrap=lambda _: wrapped) for _ in range(steps)]
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"losses": [result.loss_sum for result in results], "norms": [result.grad_norm for result in results], "gradients": gradients,
             "state": dict(model.state_dict()), "random": torch_random_state()}
 
 
-@pytest.mark.parametrize(("every", "amp", "joined", "frozen"), [(1, False, False, ()), (1, True, True, ()), (2, False, True, ()), (3, False, False, ()),
+@pytest.mark.parametrize(("every", "amp", "packed", "frozen"), [(1, False, False, ()), (1, True, True, ()), (2, False, True, ()), (3, False, False, ()),
                                                                (1, False, False, ("blocks.0.*", "token*"))])
-def test_blocks_that_are_computed_again_change_no_bit(every, amp, joined, frozen):
-    plain = do_steps(Settings(device="cpu", amp=amp), frozen, joined)
-    again = do_steps(Settings(device="cpu", amp=amp, activation_checkpointing=every), frozen, joined)
+def test_blocks_that_are_computed_again_change_no_bit(every, amp, packed, frozen):
+    plain = do_steps(Settings(device="cpu", amp=amp), frozen, packed)
+    again = do_steps(Settings(device="cpu", amp=amp, activation_checkpointing=every), frozen, packed)
     assert differences(plain, again) == []
 
 

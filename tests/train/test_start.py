@@ -2,7 +2,6 @@
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from helpers import ENVIRONMENT, TINY, sentences, write_rows
 from torch import nn
 
 from lmplay.engine.model_spec import ModelSpec
-from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
-from lmplay.plan.settings import Settings
-from lmplay.report import hints
+from lmplay.optim.optimizers import OPTIMIZERS, build_optimizers
 from lmplay.tokenizer import train_tokenizer
 from lmplay.tokenizer.loading import _from_cache
 
@@ -106,7 +103,7 @@ def test_optimizers_without_the_compiler_are_those_of_torch(name):
             optimizer.step()
         return optimizer, [*model.parameters()]
 
-    ours, weights = train(lambda model: build_optimizer(name, model, 0.01, 0.1))
+    ours, weights = train(lambda model: build_optimizers(name, model, 0.01, 0.1).members["main"])
     groups = [{key: value for key, value in group.items() if key != "params"} for group in ours.param_groups]
 
     def theirs(model):
@@ -124,7 +121,7 @@ def test_optimizers_without_the_compiler_are_those_of_torch(name):
 
 def test_hooks_of_an_optimizer_are_called():
     model, heard = nn.Linear(2, 2), []
-    optimizer = build_optimizer("adamw", model, 0.1)
+    optimizer = build_optimizers("adamw", model, 0.1).members["main"]
     optimizer.register_step_post_hook(lambda *_: heard.append("step"))
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
@@ -144,57 +141,3 @@ def test_a_model_of_shapes_alone_has_those_of_the_model():
 
 
 # What torch compiles
-
-
-# Hints
-
-def run_of(device="cpu", parameters=30_000_000, resumes=(), total=10**6, context_len=512, dropout=0.1, **settings):
-    """Give what hints look at."""
-    module = nn.Module()
-    module.weight = nn.Parameter(torch.empty(parameters, device="meta"))
-    stage = SimpleNamespace(name="a", tokens=None)
-    return SimpleNamespace(
-        runner=SimpleNamespace(resumes=list(resumes), runtime=SimpleNamespace(device=torch.device(device))),
-        settings=Settings(**settings, explicit=frozenset(settings)), model=SimpleNamespace(module=module, args={"dropout": dropout}),
-        stage_settings={"a": SimpleNamespace(batch_size=50, context_len=context_len)},
-        stage_data={"a": SimpleNamespace(samples=lambda: SimpleNamespace(total=total))}, curriculum=SimpleNamespace(remaining=lambda: [(stage, None)]))
-
-
-@pytest.mark.parametrize(("run", "flags"), [
-    (run_of(), ["--amp", "--dropout"]),
-    (run_of(parameters=1000), ["--dropout"]),
-    (run_of(dropout=0.0), ["--amp"]),
-    (run_of(context_len=128), ["--amp"]),
-    (run_of(amp=True, dropout=0.1), ["--dropout"]),
-    (run_of(amp=False), ["--dropout"]),  # --no-amp: decided
-    (run_of(resumes=[1]), []),
-    (run_of(compile_model=True), ["--amp"]),
-    (run_of(device="cuda"), ["--amp", "--compile-model"]),
-    (run_of(device="cuda", compile_model=False), ["--amp"]),
-    (run_of(device="cuda", total=50_000), ["--amp"]),
-    (run_of(device="cuda", total=None), ["--amp"]),
-    (run_of(device="mps"), [])])
-def test_hints_name_flags_that_help_here_and_were_not_decided_on(monkeypatch, run, flags):
-    monkeypatch.setattr(hints, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    monkeypatch.setattr(hints, "find_spec", lambda name: name == "triton")
-    assert [hint.split()[0] for hint in hints.hints(run)] == flags
-
-
-def test_no_hint_where_the_device_has_nothing_to_offer(monkeypatch):
-    monkeypatch.setattr(hints, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    monkeypatch.setattr(hints, "find_spec", lambda name: None)
-    assert hints.hints(run_of(dropout=0.0)) == hints.hints(run_of(device="cuda")) == []
-    assert "several times as long" in hints.hints(run_of(dropout=0.0, amp=True))[0]
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_hints_are_said_at_the_start_but_not_when_quiet(tmp_path, monkeypatch, capsys, quiet):
-    from lmplay.report import report
-    from lmplay.train.__main__ import main
-
-    monkeypatch.setattr(report, "hints", lambda run: ["--flag brings something"])
-    write_rows(tmp_path / "texts.jsonl", [{"text": sentences(4)} for _ in range(30)])
-    assert main([*TINY, "--dataset", str(tmp_path / "texts.jsonl"), "--out-dir", str(tmp_path / "out"), "--max-steps", "1", *["--quiet"] * quiet]) == 75
-    assert ("hint        --flag brings something" in capsys.readouterr().out) is not quiet
