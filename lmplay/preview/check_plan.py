@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ..checkpoints.format import checkpoint_bytes
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream
@@ -91,7 +92,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
     timer = _Timer(DeviceModel(module, runtime.wrap(module, ahead.spec.args["context_len"], say), runtime), optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + optimizers.state_bytes()
+    size = checkpoint_bytes(module, optimizers.state_bytes())
     return {"model": ahead.spec.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
             "stages": found, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": peak_memory(runtime.device),
@@ -154,7 +155,7 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
 
 
 def _compare(data: StageData) -> dict[str, Any]:
-    """Count samples that are there twice, and validation samples that are trained on."""
+    """Count exact duplicates among the training samples, and validation samples that are also training samples."""
     seen: set[int] = set()
     rows, duplicates = 0, 0
     for sample in _rows(data.open_samples()):
@@ -168,11 +169,11 @@ def _compare(data: StageData) -> dict[str, Any]:
 
 
 def _rows(stream: SampleStream) -> Iterator[Sample]:
-    """Give the samples of a stream, each row once, as far as there is time."""
+    """Yield the samples of a stream, no row twice, until time is up."""
     known: set[tuple[int, int]] = set()
     most = min(_COMPARED, stream.rows_per_epoch or _COMPARED)
     ends = time.monotonic() + _COMPARED_SECONDS
-    # A weighted mix gives rows of its small sources again and again before all of the others have come.
+    # A weighted mix repeats the rows of its small sources before it has given all rows of the large ones.
     for _ in range(2 * most):
         sample = stream.next() if len(known) < most and time.monotonic() < ends else None
         if sample is None:
