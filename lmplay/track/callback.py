@@ -66,6 +66,27 @@ class Callback:
         """Become what `state` says."""
 
 
+class Tracker(Callback):
+    """A callback that logs figures under the kinds "train", "validation" and "final_validation"."""
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._log("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._log("final_validation" if final else "validation", figures)
+
+    def _log(self, kind: str, figures: dict[str, Any]) -> None:
+        """Log what was measured at a step."""
+        raise NotImplementedError
+
+
+def past_rows(run: RunInfo) -> list[tuple[str, dict[str, Any]]]:
+    """Give kind and figures of all past steps and validations."""
+    return [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+
+
 def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:
     """Write what :meth:`Callback.samples` says as a text for each step: a line begins with the prompt, and goes on with what was written."""
     texts: dict[int, list[str]] = {}
