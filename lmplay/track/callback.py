@@ -95,17 +95,8 @@ def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:
     return {step: "\n".join(parts) for step, parts in texts.items()}
 
 
-class Callbacks(Callback):
-    """Several callbacks as one: called in order, told apart by their names. One that fails is told of and left alone: training goes on without it."""
-
-    def __init__(self, members: dict[str, Callback] | None = None, say: Callable[[str], None] = print):
-        """
-        :param members: by the names that the user gave them.
-        :param say: tells the user.
-        """
-        self.members = members or {}
-        self._say = say
-        self._states: dict[str, Any] = {}  # of those that are not here now, too: they may come back
+class Forwarding(Callback):
+    """Turns the calls about a run into calls of one method, `_tell`, with the name of what is called and its arguments."""
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
@@ -130,6 +121,23 @@ class Callbacks(Callback):
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
         self._tell("end", status, pictures)
+
+    def _tell(self, what: str, *heard: Any) -> Any:
+        """Call the method of that name."""
+        raise NotImplementedError
+
+
+class Callbacks(Forwarding):
+    """Several callbacks as one: called in order, told apart by their names. If one fails, the user is told and training goes on without it."""
+
+    def __init__(self, members: dict[str, Callback] | None = None, say: Callable[[str], None] = print):
+        """
+        :param members: by the names that the user gave them.
+        :param say: tells the user.
+        """
+        self.members = members or {}
+        self._say = say
+        self._states: dict[str, Any] = {}  # of those that are not here now, too: they may come back
 
     def state(self) -> dict[str, Any]:
         """See :class:`Callback`."""
