@@ -30,7 +30,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation says: sums (see `stats.modelstats`), loss sum and tokens of each source where they are told apart, and the first piece."""
+    """What a validation says: raw values (see `stats.figures`), loss sum and tokens of each source where they are told apart, and the first piece."""
 
     sums: dict[str, float]
     by_source: Sums

@@ -30,8 +30,9 @@ class RunInfo:
 class Callback:
     """Subclass it, and name the class with ``--callback module:Class``; every method may be left out.
 
-    Figures are those of the statistics files: `step`, `samples`, `tokens`, `loss` (nats per token), `accuracy` (of words), `lr`, `grad_norm`, and so on; None
-    where nothing was measured. Where a stage has several sources, those that had a part have their own: `source/NAME/loss`.
+    Figures are those of the statistics files: `step`, `samples`, `tokens`, `loss` (nats per token), `accuracy` (of words), `lr`, `grad_norm`, and so on, and
+    those that an objective declares; None where nothing was measured. Where a stage has several sources, those that had a part have their own:
+    `source/NAME/loss`.
     """
 
     # Whether :meth:`end` is to be given the plots; drawing them takes a few seconds.
