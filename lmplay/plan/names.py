@@ -13,8 +13,8 @@ class Member(NamedTuple):
 
     `target` is its class, ``module:Class``; `settings` what it is given besides learning rate and weight decay, where that differs from the class's defaults;
     `fused_on` the types of device where its fused kernel exists and resumes exactly; `state_copies` how many tensors of a parameter's size it keeps for each
-    parameter; `parameters` the word for those it gets, see `optim.groups`, another for each member of a row; and `lr_factor` what its learning rate is multiplied
-    with.
+    parameter; `parameters` the word for those it gets, see `optim.groups`, another for each member of a row; and `lr_factor` what the learning rate is
+    multiplied with.
     """
 
     target: str
