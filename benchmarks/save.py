@@ -116,7 +116,7 @@ def main() -> None:
     print(f"plain torch.save + fsync  {median(plain):8.3f} s   (from {min(plain):.3f} to {max(plain):.3f})")
     print(f"pause of the training     {median(pauses):8.3f} s   (from {min(pauses):.3f} to {max(pauses):.3f})   ratio {median(pauses) / median(plain):.2f}, "
           "target at most 0.33")
-    print(f"written behind it in      {median(writes):8.3f} s")
+    print(f"written meanwhile in      {median(writes):8.3f} s")
     print(f"a step, nothing written   {median(quiet) * 1000:8.3f} ms  ({len(quiet)} steps)")
     print(f"a step while writing      {median(loud) * 1000:8.3f} ms  ({len(loud)} steps)   ratio {median(loud) / median(quiet):.2f}")
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .names import OPTIMIZERS, in_words
 
@@ -17,19 +17,19 @@ SMALLEST_CONTEXT = 16
 """The smallest context, in tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Number:
-    """A check of a number's range, for flags, settings files and plan keys alike."""
+    """A check of a number's range, for flags, settings files and plan keys alike.
+
+    With `above` the number must be above `low`, with `below` below `high`; else both are allowed. `zero` says in plans what 0 means.
+    """
 
     kind: type[int] | type[float]
     low: float
     high: float = math.inf
     above: bool = False
-    """The number must be above `low`, not just from there."""
     below: bool = False
-    """The number must be below `high`."""
     zero: str = ""
-    """What 0 means, where a plan says what is allowed."""
 
     def __call__(self, value: Any) -> Any:
         """Give the number; raises ValueError, saying what is allowed."""
@@ -74,11 +74,14 @@ def choice(words: Collection[str]) -> Callable[[Any], str]:
     return check
 
 
-def text(value: Any) -> str:
-    """Take a text that is not empty."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text")
-    return value
+def matching(pattern: str, allowed: str, *kinds: type) -> Callable[[Any], str]:
+    """Make a check that takes texts (and values of other kinds) that match a pattern; `allowed` says so in words."""
+    def check(value: Any) -> str:
+        if type(value) not in (str, *kinds) or not re.fullmatch(pattern, str(value), re.DOTALL):
+            raise ValueError(allowed)
+        return str(value)
+
+    return check
 
 
 def names(value: Any) -> str:
@@ -113,20 +116,6 @@ def _blocks(value: Any) -> int:
         raise ValueError(f"off, on, or {allowed}") from None
 
 
-def _time(value: Any) -> str:
-    """Take HH:MM:SS, or `auto`."""
-    if value != "auto" and not (isinstance(value, str) and re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value)):
-        raise ValueError("HH:MM:SS, such as 12:30:00, or auto")
-    return str(value)
-
-
-def _batch_number(value: Any) -> str:
-    """Take N or STAGE:N, with N from 1."""
-    if not re.fullmatch(r"(.+:)?0*[1-9]\d*", str(value)) or isinstance(value, (bool, float)):
-        raise ValueError("N or STAGE:N, with N from 1")
-    return str(value)
-
-
 class Change(Enum):
     """What happens when a run goes on from a checkpoint with another value."""
 
@@ -139,20 +128,21 @@ class Change(Enum):
     ASIDE = "nothing is told, and `lmp_plotstats` does not compare it between runs: it says where, how long, or what is shown"
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A row of the table."""
+class Flag(NamedTuple):
+    """A row of the table.
+
+    `check` gives the value as it is used, or raises ValueError, saying what is allowed; `keys` has its titles as a key of a plan: of a `stage` and
+    `$defaults`, of `model` (`$model`), or at the `top`.
+    """
 
     name: str
     default: Any
     group: str
     check: Callable[[Any], Any]
-    """Gives the value as it is used; raises ValueError, saying what is allowed."""
     unit: str
     help: str
     change: Change
     keys: dict[str, str]
-    """Its titles as a key of a plan: of a `stage` and `$defaults`, of `model` (`$model`), or at the `top`."""
 
 
 T = TypeVar("T")
@@ -163,32 +153,35 @@ def _flag(default: T, group: str, check: Callable[[Any], Any], unit: str, help: 
     return field(default=default, metadata={"flag": Flag("", default, group, check, unit, help, change, keys)})
 
 
+_text, _from_0, _from_1 = matching(".+", "a text"), Number(int, 0), Number(int, 1)
+_time = matching(r"auto|\d+:[0-5]\d:[0-5]\d", "HH:MM:SS, such as 12:30:00, or auto")
+_batch_number = matching(r"(.+:)?0*[1-9]\d*", "N or STAGE:N, with N from 1", int)
 _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "optimizer", "device and speed", "run", "watching")
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
 _DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.values() if row.weight_decay)
 _OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # Settings has these methods, and making them takes a moment
 class Options:
     """The table: a field for each flag of `lmp_trainer`, in the order of `--help`, with the program's default."""
 
-    exp: str = _flag("gpt2ish", _M, text, "NAME", "experiment, a named model family; `list` shows all", _LOCKED, model="Experiment")
-    num_blocks: int = _flag(6, _M, Number(int, 1), "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
-    embed_dim: int = _flag(768, _M, Number(int, 1), "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
-    num_heads: int = _flag(12, _M, Number(int, 1), "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
+    exp: str = _flag("gpt2ish", _M, _text, "NAME", "experiment, a named model family; `list` shows all", _LOCKED, model="Experiment")
+    num_blocks: int = _flag(6, _M, _from_1, "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
+    embed_dim: int = _flag(768, _M, _from_1, "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
+    num_heads: int = _flag(12, _M, _from_1, "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
     context_len: int = _flag(1024, _M, Number(int, SMALLEST_CONTEXT), "TOKENS", "longest piece a new model can read; if typed, it also overrides the stages' "
                              "context_len", _BY_STAGE, stage="Longest piece in tokens", model="Context length in tokens")
     dropout: float = _flag(0.1, _M, Number(float, 0, 1, below=True), "SHARE", "share of activations a new model drops while training", _LOCKED, model="Dropout")
     tied_head: bool = _flag(True, _M, switch, "", "head and token embedding of a new model share their weights", _LOCKED,
                             model="Share the weights of embedding and head")
     tokenizer: str | None = _flag(
-        None, _M, text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, learned from the plan's "
-        "text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED, top="Tokenizer of a new model")
-    model: str | None = _flag(None, _M, text, "FILE", "checkpoint to continue, or to create; by default <out-dir>/<exp>_model.lmp", _ASIDE)
-    initial_model: str | None = _flag(None, _M, text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written", _SILENT)
-    training_plan: str = _flag("default", _P, text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
-    dataset: str | None = _flag(None, _P, text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
+        None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, learned from the "
+        "plan's text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED, top="Tokenizer of a new model")
+    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; by default <out-dir>/<exp>_model.lmp", _ASIDE)
+    initial_model: str | None = _flag(None, _M, _text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written", _SILENT)
+    training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
+    dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
                                 _SILENT)
     continuation: str = _flag("exact", _P, choice(("exact", "estimate")), "HOW", "long texts are cut by counting tokens (exact) or also at 1.5 tokens a word "
                               "(estimate)", _KEPT)
@@ -196,19 +189,19 @@ class Options:
     data_workers: int = _flag(1, _P, Number(int, 0, 256), "NUMBER", "what prepares batches ahead of the step: 0 = nothing, 1 = a thread, N = a thread and N "
                               "processes that tokenize; changes speed, not the result", _ASIDE)
     accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
-    out_dir: str = _flag("out_gpt", _P, text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
-    batch_size: int = _flag(50, _T, Number(int, 1), "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
+    out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
+    batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
         4, _T, _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random numbers of "
         "dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
     mini_batch_tokens: int = _flag(
-        0, _T, Number(int, 0), "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the tokens of --mini-batch-size full "
+        0, _T, _from_0, "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the tokens of --mini-batch-size full "
         "pieces, if that is not given either", _BITS)
     pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
                       "the result; auto: on a CPU, if not compiled", _BITS)
-    validation_batch_size: int = _flag(4, _T, Number(int, 1), "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many")
-    save_interval: int = _flag(10000, _T, Number(int, 0), "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
-    validation_interval: int = _flag(100, _T, Number(int, 0), "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
+    validation_batch_size: int = _flag(4, _T, _from_1, "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many")
+    save_interval: int = _flag(10000, _T, _from_0, "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
+    validation_interval: int = _flag(100, _T, _from_0, "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
     seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout, order and held-out rows", _KEPT)
     reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
@@ -221,16 +214,16 @@ class Options:
     weight_decay: float | None = _flag(None, _O, Number(float, 0), "RATE", "weight decay, not on biases, norms and embeddings; by default the optimizer's: "
                                        f"{_DECAYS}, others 0", _BY_STAGE, stage="Weight decay")
     optimizer_warmup_fraction: float = _flag(0.1, _O, Number(float, 0, 1), "SHARE", "share of the learning rate that the warm-up of a stage starts with")
-    optimizer_warmup_steps: int = _flag(40, _O, Number(int, 0), "STEPS", "optimizer steps that the warm-up of a stage takes")
+    optimizer_warmup_steps: int = _flag(40, _O, _from_0, "STEPS", "optimizer steps that the warm-up of a stage takes")
     disable_optimizer_warmup: bool = _flag(False, _O, switch, "", "no warm-up")
     ignore_optimizer: bool = _flag(False, _O, switch, "", "go on with the weights of a checkpoint and a fresh optimizer", _SILENT)
-    device: str | None = _flag(None, _D, text, "DEVICE", "cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu", _SILENT)
+    device: str | None = _flag(None, _D, _text, "DEVICE", "cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu", _SILENT)
     amp: bool = _flag(False, _D, switch, "", "mixed precision: bfloat16 where the device has it, else float16 with a gradient scaler")
     amp_init_scale: float = _flag(65536.0, _D, Number(float, 0, above=True), "FACTOR", "initial scale of the gradient scaler (float16 only)")
     compile_model: bool = _flag(False, _D, switch, "", "compile the model with torch.compile: slower to start, faster to train", _BITS)
     compile_mode: str | None = _flag(None, _D, choice(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")), "MODE",
                                      "mode of torch.compile", _BITS)
-    compile_backend: str = _flag("inductor", _D, text, "NAME", "backend of torch.compile", _BITS)
+    compile_backend: str = _flag("inductor", _D, _text, "NAME", "backend of torch.compile", _BITS)
     activation_checkpointing: int = _flag(
         0, _D, _blocks, "off|on|N", "recompute the activations of each block (on) or of every N-th in the backward pass instead of keeping them: less memory, "
         "slower, the same result; 0 = off", _BITS)
@@ -241,19 +234,19 @@ class Options:
                                   "device has TF32 (high) or bfloat16 (medium), with other results")
     tune_allocator: bool = _flag(True, _D, switch, "", "on a CPU (Linux), keep freed memory for the next step instead of giving it back to the system", _SILENT)
     keep: int = _flag(2, _R, Number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on", _ASIDE)
-    resume: str = _flag("latest", _R, text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file", _ASIDE)
-    save_weights_only: str | None = _flag(None, _R, text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)
+    resume: str = _flag("latest", _R, _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file", _ASIDE)
+    save_weights_only: str | None = _flag(None, _R, _text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)
     on_nonfinite: str = _flag("stop", _R, choice(("stop", "skip")), "WHAT", "when loss or gradient is not finite: stop before the update, or skip the batch "
                               "and count it")
     time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; "
                                    "`auto`: before the end of the SLURM job", _ASIDE)
-    max_steps: int = _flag(0, _R, Number(int, 0), "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
-    max_samples_this_run: int = _flag(0, _R, Number(int, 0), "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit",
+    max_steps: int = _flag(0, _R, _from_0, "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
+    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit",
                                       _ASIDE)
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
-    inspect: str | None = _flag(None, _R, text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
+    inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
-    show_samples: int = _flag(0, _R, Number(int, 0), "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
+    show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)
     json: bool = _flag(False, _R, switch, "", "print --check-plan, --inspect, --show-samples or --show-batch as JSON", _ASIDE)
@@ -261,12 +254,12 @@ class Options:
     callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
                                  _ASIDE)
     sample_prompts: str | None = _flag(
-        None, _W, text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; what it writes is "
+        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; what it writes is "
         "appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
-    sample_tokens: int = _flag(100, _W, Number(int, 1), "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
+    sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
     verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 
-FLAGS: tuple[Flag, ...] = tuple(replace(entry.metadata["flag"], name=entry.name) for entry in fields(Options))
+FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

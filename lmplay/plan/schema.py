@@ -59,7 +59,7 @@ def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
 
 
 def _listed(value: Any) -> Any:
-    """Take a single source for a list of one."""
+    """Make a list of a single source."""
     return [value] if isinstance(value, (str, dict, BaseModel)) else value
 
 
@@ -79,14 +79,14 @@ Columns = Annotated[dict[Role, Text], WithJsonSchema(
 
 
 class Part(BaseModel):
-    """A strict, frozen object: unknown keys are faults, and no value is bent into another type."""
+    """A strict, frozen object: unknown keys are faults, and no value is converted to another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
     short_forms: ClassVar[dict[type, str]] = {}
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """Find keys that are right alone and wrong together.
+        """Find keys that contradict each other.
 
         :param given: the keys that are not None, parsed or as written (their own faults are reported elsewhere).
         :return: pairs of a key and its fault.
@@ -150,7 +150,7 @@ class SourceSpec(Part):
 
 
 class LrSchedule(Part):
-    """How the learning rate goes on after its warm-up."""
+    """How the learning rate changes after its warm-up."""
 
     short_forms: ClassVar[dict[type, str]] = {str: "name"}
 
@@ -189,7 +189,7 @@ class Validation(Part):
 
 
 class EarlyStopping(Part):
-    """When a stage ends before its length because validation gets no better."""
+    """When a stage ends early because the validation loss does not improve."""
 
     patience: Count = Field(title="Validations without improvement", description="a whole number, 1 or more")
     min_delta: float = Field(default=0.0, ge=0, title="Smallest drop of the validation loss that counts", description="a number, 0 or more")
@@ -215,7 +215,7 @@ class Overrides(Part):
     stopping: Literal["first_exhausted", "all_exhausted"] | None = option("When an epoch of a mix ends", "first_exhausted or all_exhausted")
     freeze: list[Annotated[str, Field(pattern="^!?[^!]")]] | None = option(
         "Parameters that are not trained", 'a list of patterns over parameter names, such as ["blocks.*", "!blocks.5.*"]')
-    early_stopping: EarlyStopping | None = option("End the stage when validation gets no better", '{"patience": ..., "min_delta": ...}')
+    early_stopping: EarlyStopping | None = option("End the stage when the validation loss does not improve", '{"patience": ..., "min_delta": ...}')
     objective: ObjectiveName | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
 
     @classmethod

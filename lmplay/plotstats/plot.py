@@ -23,7 +23,6 @@ from .theme import THEMES, Theme
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-FORMATS = ("png", "svg", "pdf")
 LOSS = BY_NAME["loss"]
 PANELS = sorted((figure for figure in FIGURES if figure.panel), key=lambda figure: figure.train)  # validation's own first: that is bits per byte
 STYLES = ("-", "--", "-.", ":")
@@ -103,7 +102,7 @@ def save(picture: Picture, path: Path) -> None:
     """Write a figure, whole or not at all.
 
     :param picture: what the functions above return.
-    :param path: the file to make or to replace; its suffix is one of `FORMATS`.
+    :param path: the file to make or to replace; its suffix is .png, .svg or .pdf.
     :raises UserError: when it cannot be written.
     """
     kind = path.suffix[1:]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..words import duration
+from ..words import compact, duration
 from .runs import Curve, Floats
-from .table import describe_runs, differing_settings, read_settings, show
+from .table import COLUMNS, describe_runs, differing_settings, read_settings, show
 
 _MOST_EVENTS = 20  # of a kind and a run; more are counted, with the first and the last
 _MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over the run
@@ -20,12 +20,9 @@ _MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over th
 
 def runs_table(curves: Sequence[Curve], folder: Path) -> str:
     """Lay out a row a run: what it reached."""
-    rows = [[run["model"], run["experiment"], _form(run["samples"], ",.0f"), _form(run["tokens"], ",.0f"), _time(run["seconds"]),
-             _form(run["tokens_per_second"], ",.0f"), *(_form(run[key], ".4f") for key in
-                                                        ("train_loss", "validation_loss", "best_validation_loss", "bits_per_byte", "best_bits_per_byte"))]
+    rows = [["–" if run[key] is None else f"{run[key]:,.0f}" if form is compact else form(run[key]) for _, key, form in COLUMNS]
             for run in describe_runs(curves, folder)]
-    heads = ("run", "experiment", "samples", "tokens", "time", "tokens/s", "train loss", "validation", "best loss", "bits/byte", "best bits")
-    return f"<section><h2>Runs</h2>{_table(heads, rows, 'two')}</section>"
+    return f"<section><h2>Runs</h2>{_table(('run', *(heading for heading, _, _ in COLUMNS[1:])), rows, 'two')}</section>"
 
 
 def stages_table(curves: Sequence[Curve]) -> str:

@@ -17,7 +17,7 @@ from .runs import Curve
 _NOT_COMPARED = {"given", "plan", "model_args", *(flag.name for flag in FLAGS if flag.change is Change.ASIDE)}
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
-_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("model", "model", str), ("experiment", "experiment", str), ("samples", "samples", compact), ("tokens", "tokens", compact),
     ("time", "seconds", duration), ("tokens/s", "tokens_per_second", compact), ("train loss", "train_loss", _LOSS),
     ("validation", "validation_loss", _LOSS), ("best loss", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
@@ -56,8 +56,8 @@ def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
     :param runs: what `describe_runs` gives.
     :return: the lines.
     """
-    rows = [[heading for heading, _, _ in _COLUMNS], *([_cell(run[key], form) for _, key, form in _COLUMNS] for run in runs)]
-    text = _align(rows, "<<" + ">" * (len(_COLUMNS) - 2))
+    rows = [[heading for heading, _, _ in COLUMNS], *([_cell(run[key], form) for _, key, form in COLUMNS] for run in runs)]
+    text = _align(rows, "<<" + ">" * (len(COLUMNS) - 2))
     keys = list(runs[0]["settings"])
     if keys:
         settings = [["settings that differ", *(cut(run["model"], _MOST_CELL) for run in runs)],

@@ -11,7 +11,7 @@ from ..command_line import Parser
 from ..errors import UserError, nearest
 from ..files import read_json_or_yaml, write_text
 from ..plan.options import FLAGS, GROUPS, names, switch
-from ..plan.settings import Settings, setting_names
+from ..plan.settings import Settings
 
 
 def parse(argv: list[str]) -> tuple[Settings, str | None]:
@@ -35,7 +35,8 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
         if not either & typed.keys():
             raise UserError(f"settings file {use}: has both dataset and training_plan; keep one of them.")
         given.pop("training_plan" if "dataset" in typed else "dataset")
-    settings = _settings(given)
+    out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
+    settings = Settings(**{**given, "out_dir": out_dir}, explicit=frozenset(given))
     if faults := settings.conflicts():
         raise UserError(*faults)
     return settings, dump
@@ -76,14 +77,13 @@ def write_settings(settings: Settings, path: Path) -> None:
     :param path: written as YAML if it ends in .yaml or .yml, else as JSON.
     :raises UserError: when it cannot be written.
     """
-    given = {name: getattr(settings, name) for name in setting_names() if name in settings.explicit}
+    given, rest = ({flag.name: getattr(settings, flag.name) for flag in FLAGS if (flag.name in settings.explicit) is chosen} for chosen in (True, False))
     text = json.dumps(given, indent=2) + "\n"
     if path.suffix.lower() in (".yaml", ".yml"):
         import yaml
 
-        rest = {name: getattr(settings, name) for name in setting_names() if name not in settings.explicit}
-        defaults = yaml.safe_dump(rest, sort_keys=False).splitlines()
-        text = (yaml.safe_dump(given, sort_keys=False) if given else "") + "\n".join(["# defaults:", *(f"# {line}" for line in defaults)]) + "\n"
+        comments = [f"# {line}\n" for line in ["defaults:", *yaml.safe_dump(rest, sort_keys=False).splitlines()]]
+        text = "".join([yaml.safe_dump(given, sort_keys=False) if given else "", *comments])
     try:
         write_text(path, text)
     except OSError as error:
@@ -109,12 +109,6 @@ def _build_parser() -> Parser:
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    """Fill in the default that the environment can change."""
-    out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
-    return Settings(**{**given, "out_dir": out_dir}, explicit=frozenset(given))
 
 
 def _dashed(name: str) -> str:

@@ -51,4 +51,7 @@ def test_a_better_state_may_come_while_the_best_one_is_written(tmp_path, monkeyp
     saver.keep_best(found(3), None)
     assert save()
     assert numbers("best", "two.best") == [3, 2]
+    written = path.with_name("m.best.lmp").stat().st_ino
+    assert save()
+    assert path.with_name("m.best.lmp").stat().st_ino == written  # no better one: not written again
     assert number_of(load(path)) == 9

@@ -6,9 +6,8 @@ import pytest
 
 from lmplay.errors import UserError
 from lmplay.optim.schedules import lr_factor
-from lmplay.plan import names
 from lmplay.plan.load import plan_from_json
-from lmplay.plan.names import OBJECTIVES, OPTIMIZERS, SCHEDULES, Member, Objective, OptimizerRow, Schedule, in_words, objectives
+from lmplay.plan.names import OPTIMIZERS, SCHEDULES, Member, OptimizerRow, Schedule, in_words, objectives
 from lmplay.plan.schema import plan_schema
 from lmplay.plan.settings import Settings, resolve_stage
 from lmplay.train.flags import parse
@@ -69,13 +68,6 @@ def test_an_objective_may_come_from_another_package(tmp_path, monkeypatch):
     offer(tmp_path / "again", monkeypatch, "twice", "next_token = fractions:Fraction")
     with pytest.raises(UserError, match="objective 'next_token': offered twice"):
         objectives()
-
-
-def test_names_of_rows_are_their_keys():
-    for table in (OPTIMIZERS, SCHEDULES, OBJECTIVES):
-        assert [row.name for row in table.values()] == [*table]
-    assert names.DEFAULT_OBJECTIVE in OBJECTIVES
-    assert all(isinstance(row, Objective) for row in OBJECTIVES.values())
 
 
 @pytest.mark.parametrize(("listed", "words"), [(["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c")])

@@ -137,7 +137,7 @@ def test_a_model_of_shapes_alone_has_those_of_the_model():
     assert shapes == {name: (parameter.shape, parameter.dtype) for name, parameter in plan.build(20).named_parameters()}
 
 
-# The machine
 
 
-# What torch compiles
+
+
