@@ -108,7 +108,7 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     if measured.first is None or not measured.tokens:
         raise TrainingError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s.")
     freeze(model.raw, stage.stage, settings)
-    timer.time(view.objective, measured.first)
+    timer.time(stage.objective, measured.first)
     return {**_estimate(stage, measured, timer), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN) for _, sample in sorted(measured.first_samples.items())]}
 

@@ -17,7 +17,6 @@ from ..engine.model_spec import tokenizer_name
 from ..engine.opening import open_stages, outline
 from ..engine.run import OpenStage
 from ..errors import UserError, nearest
-from ..objectives import load_objective
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings
 from ..tokenizer import Tokenizer, trained_size
@@ -39,8 +38,7 @@ class StageView:
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
         self.context_len, self._tokens = opened.settings.context_len, opened.stage.tokens
         cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
-        self.objective = load_objective(opened.settings.objective)
-        self.prepare: Callable[[Sample], list[Piece]] = partial(self.objective.prepare, cutter=cutter)
+        self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=cutter)
 
     def batcher(self) -> Batcher:
         """Make the batches of the stage from its beginning."""
