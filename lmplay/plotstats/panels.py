@@ -1,4 +1,4 @@
-"""Panels of a picture: layout, axes, curves and marks, and words that never overlap.  Stats floor: runs, theme, numpy and matplotlib."""
+"""Panels of a picture: layout, axes, curves and marks, and words that never overlap.  Plotstats floor: runs, theme, numpy and matplotlib."""
 from __future__ import annotations
 
 import textwrap
@@ -29,7 +29,7 @@ MOST_POINTS = 2000  # drawn of one curve: some for each pixel of the widest pane
 MOST_MARKERS = 60  # more points than this are a line without markers
 MOST_RAW, MOST_RAW_SHARES = 4, 1  # more curves than this in a panel are drawn without the raw ones behind; shares (word accuracy) are noisy
 FEW_POINTS = 20  # fewer points than this are all shown
-RARE = 100  # of so many raw points one may lie outside a panel
+RARE = 100  # one of this many raw points may lie outside a panel
 START = 0.03  # share of a loss curve that may leave its panel at the top: the fall of the first steps would flatten all the rest
 FAR_FLOOR = 0.5  # a floor under this share of the lowest loss is written at the bottom edge, unless its panel stays at least half filled with it
 LOG_RATIO = 2.5  # a loss panel whose top is this many times its bottom gets a log axis

@@ -1,4 +1,4 @@
-"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Stats floor: runs, panel, numpy and the ground.
+"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Plotstats floor: runs, panel, numpy and the ground.
 
 However long a curve is, at most some thousand of its points are drawn: of each stretch about as wide as a pixel the lowest and the highest
 (:func:`~lmplay.plotstats.runs.thin`), after smoothing, so that no peak is lost.

@@ -1,4 +1,4 @@
-"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Stats floor: its own folder, numpy and the ground; plotly on demand.
+"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Plotstats floor: its numpy; plotly on demand.
 
 The page is a frame, tables, the data as JSON, and a script that draws what is asked for with plotly.js, which is in the file too.
 """

@@ -1,4 +1,4 @@
-"""The tables of the report.  Stats floor: runs, table, words and the ground."""
+"""The tables of the report.  Plotstats floor: runs, table, words and the ground."""
 from __future__ import annotations
 
 import html

@@ -1,4 +1,4 @@
-"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Stats floor: numpy and the ground only."""
+"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Plotstats floor: numpy and the ground only."""
 from __future__ import annotations
 
 import itertools
@@ -133,7 +133,7 @@ def read_curve(path: Path) -> Curve:
     """Read one statistics file and check that it holds together.
 
     :param path: the JSON file.
-    :return: its curve; unknown columns are left out.
+    :return: its curve, without columns that neither lmplay nor the file itself describes.
     :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
     """
     try:
@@ -149,7 +149,7 @@ def source_column(source: str) -> str:
 
 
 def window_of(smoothing: float | None, rows: int) -> int:
-    """Turn the wish of `--smooth` into a number of points.
+    """Turn the value of `--smooth` into a number of points.
 
     :param smoothing: None = 2 % of the points, at least 5, and nothing below 20 points; under 1 a fraction of the points; else a number of points.
     :param rows: length of the curve.

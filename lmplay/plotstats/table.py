@@ -1,4 +1,4 @@
-"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Stats floor: runs and the ground."""
+"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Plotstats floor: runs and the ground."""
 from __future__ import annotations
 
 import json

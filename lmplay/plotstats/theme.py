@@ -1,4 +1,4 @@
-"""The colours of pictures and report, on light and on dark ground.  Stats floor: nothing imported."""
+"""The colours of pictures and report, on light and on dark ground.  Plotstats floor: nothing imported."""
 from __future__ import annotations
 
 from dataclasses import dataclass

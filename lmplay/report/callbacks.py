@@ -45,7 +45,7 @@ class Notifier:
 
     def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats, by_stage: Sequence[ModelStats],
               samples: list[Figures]) -> None:
-        """Say that a run begins or goes on, and what it has done so far.
+        """Say that a run begins or continues, and give what it has done so far.
 
         :param name: the model file's, without its suffix.
         :param folder: where statistics go.
@@ -114,7 +114,7 @@ class Notifier:
             self._callbacks.end(status, list(draw()) if status == "done" and self.wants_pictures else [])
 
     def state(self) -> dict[str, Any]:
-        """Give what must be known to go on, as plain values; it depends on the clock and on chance."""
+        """Give what must be known to go on, as plain values; it depends on the clock and on a random identity."""
         return {"identity": self.identity, "newest": self._newest, "apart": {kind: list(rows) for kind, rows in self._apart.items()},
                 "states": self._callbacks.state()}
 
@@ -145,7 +145,7 @@ class Notifier:
 
 
 def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path]:
-    """Draw a run's statistics, in a process of its own; what goes wrong there is told and stops nothing.
+    """Draw a run's statistics, in a process of its own; a failure is reported and stops nothing.
 
     :param folder: the output folder.
     :param name: the run's.
@@ -171,7 +171,7 @@ def _rows(history: History, names: Sequence[str]) -> list[Figures]:
 
 
 def _past(history: History, by_stage: Sequence[History], names: Sequence[str]) -> list[Figures]:
-    """Give the rows of a history with the losses of the sources; where these were thinned otherwise, in rows that have nothing else."""
+    """Give the rows of a history with the losses of the sources; rows that only a stage's history has hold nothing else."""
     rows = {row["step"]: row for row in _rows(history, names)}
     for part in by_stage:
         for source in part.sources:

@@ -9,14 +9,14 @@ from typing import Any
 
 from .callback import Callback, Forwarding
 
-# Calls that may wait for a slow tracker; then the oldest are waited for no longer, and the tracker is given up.
+# Calls that may wait for a slow tracker; at more, the tracker is given up.
 _MOST_WAITING = 10_000
-# How long (seconds) a tracker may take to finish at the end of the run, and when it is stopped: then somebody waits.
+# Seconds that a tracker may take to finish at the end of the run, and when the run is stopped: then somebody waits.
 _PATIENCE, _PATIENCE_STOPPED = 60.0, 20.0
 
 
 class Background(Forwarding):
-    """Passes every call on to a tracker, in order, in a thread; one that fails or hangs is given up, and the user is told once."""
+    """Calls a tracker from a thread, in order; a tracker that fails or hangs is given up, and the user is told once."""
 
     def __init__(self, name: str, tracker: Callback, say: Callable[[str], None], patience: float = _PATIENCE, most_waiting: int = _MOST_WAITING):
         """

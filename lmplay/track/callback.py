@@ -14,8 +14,8 @@ class RunInfo:
     """What a run is: `name` is the model file's, `identity` stays the same over all its resumes, `folder` has its statistics.
 
     `step` is the optimizer step at which it starts or goes on; what was heard of later ones before will come again. `past` has the figures of all steps
-    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and "samples" all that was written: who
-    has lost some (a kill leaves no time to finish) or was not there from the beginning finds them here.
+    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and "samples" all that was written: a
+    callback that has lost some (a kill leaves no time to finish) or was not there from the beginning finds them here.
     """
 
     name: str
