@@ -45,6 +45,11 @@ class Mix:
         return [rows / size if (size := reader.rows_per_epoch) else None for rows, reader in zip(self._rows, self._readers, strict=True)]
 
     @property
+    def endless(self) -> bool:
+        """Whether an epoch over the mix never ends."""
+        return (any if self._all else all)(reader.endless for reader in self._readers)
+
+    @property
     def rows_per_epoch(self) -> int | None:
         """How many rows an epoch over the mix has (with weights: to within a row of the source that ends it); None where a source doesn't know."""
         sizes = [reader.rows_per_epoch for reader in self._readers]

@@ -11,9 +11,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import make_folder
-from .sources import SourceSpec, is_hub
+from .sources import SourceSpec
 from .sources.hub import Download, download, downloads, prepared, saved_folder
 from .sources.library import first_line, quiet_library
+from .sources.registry import HUB, find_kind
 
 # Seconds between two lines of progress where there is no terminal.
 _PLAIN_SECONDS = 10.0
@@ -32,7 +33,7 @@ def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str],
     """
     for spec in specs:
         target = saved_folder(spec, folder)
-        if not is_hub(spec):
+        if find_kind(spec.path) != HUB:
             say(f"{spec.path}: is not on the hub and needs no saving.")
         elif target.is_dir():
             say(f"{spec.path}: is already saved in {target}.")

@@ -13,7 +13,7 @@ from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
-from .sources import IndexedSource, StreamedSource, is_local, open_source
+from .sources import IndexedSource, StreamedSource, is_of_files, open_source
 from .stream import Length, SampleStream
 
 DEFAULT_HELD_OUT = 0.1
@@ -136,7 +136,7 @@ class StageData:
 
     def _open(self, spec: SourceSpec, folder: Path) -> None:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
-        if spec.encoding_errors is not None and not is_local(spec.path):
+        if spec.encoding_errors is not None and not is_of_files(spec.path):
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
@@ -168,7 +168,7 @@ class StageData:
         seed = given.seed if given is not None and given.seed is not None else self._seed
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
         # Not by the path of local files: a folder that has been moved has the same rows held out.
-        identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
+        identity = 0 if is_of_files(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
 
 

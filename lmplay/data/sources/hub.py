@@ -24,6 +24,7 @@ from .library import (
     saved_fingerprint,
     split_names,
 )
+from .registry import Opener
 from .remote import RemoteFile, remote_file, sizes
 from .shards import ShardedSource, parquet_schema
 
@@ -295,3 +296,6 @@ def _hub_away(path: str, reason: str) -> LmplayError:
     line = (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
             "or '--training-plan quickstart', which needs no network.")
     return UserError(line) if reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)
+
+
+HUB = Opener(open_hub, remote=True)

@@ -13,6 +13,7 @@ from ...plan.catalog import PACKED_SUFFIXES
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
 from .index import Index
+from .registry import Opener
 from .selection import Selection, format_of, select
 from .spans import Spans, content_digest, refuse_other_encodings, unpack
 from .tables import CsvTable, JsonLines, open_json
@@ -132,3 +133,6 @@ def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dic
 def _union(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Give all names once, in the order of their first coming."""
     return tuple(dict.fromkeys(name for part in parts for name in part))
+
+
+FILES = Opener(open_local, of_files=True)
