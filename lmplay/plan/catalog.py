@@ -74,8 +74,10 @@ class SourceKind(Plugin):
         return path
 
 
-KINDS = (SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN", r"builtin:tales(/[1-4])?(\?seed=[0-9]+)?",
-                    f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not", ("config", "split", "revision", "streaming"), endless=True),)
+BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN",
+                          r"builtin:tales(/(?P<level>[1-4]))?(\?seed=(?P<seed>[0-9]+))?", f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
+                          without=("config", "split", "revision", "streaming"), endless=True)
+KINDS = (BUILTIN_KIND,)
 
 
 def expand(source: dict[str, Any]) -> dict[str, Any]:

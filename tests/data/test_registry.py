@@ -9,7 +9,7 @@ import pytest
 from helpers import ENVIRONMENT, ROOT, TINY, load, trainer, write_plan
 
 from lmplay.data.sources import open_source
-from lmplay.data.sources.registry import FILES, HUB, find_kind, is_of_files, is_remote
+from lmplay.data.sources.registry import FILES, HUB, find_kind, opener_of
 from lmplay.errors import UserError
 from lmplay.plan import catalog
 from lmplay.plan.load import load_plan, plan_from_dataset
@@ -131,5 +131,5 @@ def test_kinds_without_a_prefix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("named").touch()
     assert [find_kind(path) for path in ("named", "./x", "a/*.txt", "x.jsonl", "owner/name", "name")] == [FILES] * 4 + [HUB] * 2
-    assert [is_remote(path) for path in ("named", "owner/name", "builtin:tales")] == [False, True, False]
-    assert [is_of_files(path) for path in ("named", "owner/name", "builtin:tales")] == [True, False, False]
+    assert [opener_of(path).remote for path in ("named", "owner/name", "builtin:tales")] == [False, True, False]
+    assert [opener_of(path).of_files for path in ("named", "owner/name", "builtin:tales")] == [True, False, False]

@@ -19,9 +19,9 @@ from .spans import Spans, content_digest, refuse_other_encodings, unpack
 from .tables import CsvTable, JsonLines, open_json
 from .text import BLOCK, TextTable
 
-# Rows that are looked at for the names of columns, where a file has no header, and for the plainest faults.
+# Rows that are read at the start: for the names of columns, where a file has no header, and to find obvious faults.
 _LOOKED_AT = 20
-# A fingerprint lists so many files, to say which have changed; of more it has the sum only.
+# The most files that a fingerprint lists, to say which have changed; of more it has one digest only.
 MOST_LISTED = 1000
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...errors import UserError
 from ...plan.catalog import DATA_SUFFIXES, SourceKind, kind_of, nearest_source
-from .base import IndexedSource, SourceSpec, StreamedSource
+from .base import AnySource, SourceSpec
 
 FILES = SourceKind("", "files of this machine", f"{__package__}.local:FILES")
 HUB = SourceKind("", "data sets of the hub", f"{__package__}.hub:HUB")
@@ -23,19 +23,19 @@ _OTHER_SUFFIXES = (".7z", ".bz2", ".doc", ".docx", ".epub", ".feather", ".html",
 
 @dataclass(frozen=True)
 class Opener:
-    """What opens the sources of one kind; any object with such an `open` will do, and what else it has of these counts.
+    """What opens the sources of one kind; that of another package may be any object with an `open`, and what else it has of these counts.
 
-    `open(spec, split, folder)` is :func:`open_source` for this kind. `locate(path, folder)` checks a path as it stands in a plan of that folder, and gives it
-    as it is stored, or raises UserError. `remote` sources need the network; `of_files` are those whose paths are of files on this machine.
+    `open` is :func:`open_source` for this kind. `locate(path, folder)` checks a path as the user wrote it, relative to a folder, and gives it as it is stored,
+    or raises UserError. `remote` sources need the network; the paths of those `of_files` are of files on this machine.
     """
 
-    open: Callable[[SourceSpec, str, Path], IndexedSource | StreamedSource | None]
+    open: Callable[[SourceSpec, str, Path], AnySource | None]
     locate: Callable[[str, Path], str] | None = None
     remote: bool = False
     of_files: bool = False
 
 
-def open_source(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | StreamedSource | None:
+def open_source(spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
     """Open a source.
 
     :param spec: the source asked for; its path says the kind.
@@ -44,18 +44,13 @@ def open_source(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | S
     :return: the source; None where "validation" is asked for and it has no such rows of its own.
     :raises UserError: one clear line for each thing that is wrong with it.
     """
-    source: IndexedSource | StreamedSource | None = find_kind(spec.path).load().open(spec, split, folder)
-    return source
+    return opener_of(spec.path).open(spec, split, folder)
 
 
-def is_remote(path: str) -> bool:
-    """Tell whether a source needs the network, whether or not it has been saved."""
-    return getattr(find_kind(path).load(), "remote", False)
-
-
-def is_of_files(path: str) -> bool:
-    """Tell whether the path of a source is of files on this machine."""
-    return getattr(find_kind(path).load(), "of_files", False)
+def opener_of(path: str) -> Opener:
+    """Import what opens a source; raises as :func:`find_kind` does."""
+    found = find_kind(path).load()
+    return found if isinstance(found, Opener) else Opener(found.open, remote=getattr(found, "remote", False))
 
 
 def find_kind(path: str) -> SourceKind:
