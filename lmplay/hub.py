@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from .errors import Unavailable, UserError
 
-# How long the hub may take to answer at all, in seconds: addresses are looked up and tried one after the other.
+# Seconds that the hub may take to answer; its addresses are tried one after the other.
 _PATIENCE = 15.0
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
 # Seconds between tries: twice as long each time, up to a most. Seconds in all, from the first failure on: by default, and where the hub itself
@@ -19,12 +19,12 @@ _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
 _DEFAULT_PATIENCE = 120.0
 _PATIENCE_WHEN_TOLD = 600.0
-# A stop is heard after so many seconds.
-_EAR = 0.2
+# Seconds between two checks whether to stop waiting.
+_CHECK_SECONDS = 0.2
 
 
 def hub_problem() -> str | None:
-    """Ask the hub for a sign of life, in the way its own client will, proxies and all.
+    """Check whether the hub answers, asking as its own client does, through the same proxies.
 
     :return: None when it answers, even with a refusal; else the reason why it doesn't, in one line.
     """
@@ -39,9 +39,9 @@ def hub_problem() -> str | None:
             answer = get_session().get(f"{hub_endpoint()}/api/datasets?limit=1", headers=build_hf_headers(), timeout=_PATIENCE)
             reasons[:] = _wrong_answer(answer)
         except Exception as error:
-            reasons[:] = [_first_line(error)]
+            reasons[:] = [first_line(error)]
 
-    thread = threading.Thread(target=ask, daemon=True)  # looking up an address knows no time limit
+    thread = threading.Thread(target=ask, daemon=True)  # the look-up of an address has no timeout
     thread.start()
     thread.join(_PATIENCE)
     return reasons[0] if reasons else None
@@ -61,7 +61,7 @@ class Outage(Exception):
 
 
 class Waiting:
-    """Who is told when the hub has to be waited for, and who can end the waiting."""
+    """What happens while the hub is waited for: `say` tells the user, `stopped` can end it."""
 
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
@@ -72,7 +72,7 @@ waiting = Waiting()
 
 
 class Patience:
-    """The time between tries, and its end: doubled waits without chance, longer where the hub asks for it; any success begins anew."""
+    """Retries: each wait is twice the one before, longer where the hub asks for it, up to a limit; a success starts over."""
 
     def __init__(self, label: str):
         """
@@ -83,7 +83,7 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Take note that the hub has answered."""
+        """Start over: the hub has answered."""
         self._since: float | None = None
         self._next = _FIRST_WAIT
         self._told = False
@@ -108,7 +108,7 @@ class Patience:
         while (left := end - time.monotonic()) > 0:
             if waiting.stopped():
                 raise Unavailable(f"{self._label}: stopped while waiting for the hub ({outage}).")
-            time.sleep(min(_EAR, left))
+            time.sleep(min(_CHECK_SECONDS, left))
 
 
 def outage_of(error: BaseException) -> Outage | None:
@@ -127,7 +127,7 @@ def outage_of(error: BaseException) -> Outage | None:
         # By name: which network library the client uses changes with its version.
         names = {kind.__name__ for kind in type(seen).__mro__}
         if names & {"ConnectionError", "TransportError", "Timeout", "TimeoutError", "IncompleteRead"} and "OfflineModeIsEnabled" not in names:
-            found = Outage(_first_line(seen))
+            found = Outage(first_line(seen))
         seen = seen.__cause__ or seen.__context__
     return found
 
@@ -146,7 +146,7 @@ def outage_of_status(status: int, headers: Any) -> Outage | None:
 
 
 def _wrong_answer(answer: Any) -> list[str]:
-    """Say why an answer is none of the hub's, if it isn't: an error of a server, or the login page of the network in between."""
+    """Say why an answer is not the hub's, if so: a server's error, or the login page of a network in between."""
     if answer.status_code >= 500:
         return [f"HTTP {answer.status_code}"]
     if answer.status_code < 400 and "html" in answer.headers.get("Content-Type", ""):
@@ -163,6 +163,6 @@ def _patience() -> float:
         raise UserError(f"LMP_HUB_PATIENCE is '{given}'; it must be a number of seconds.") from None
 
 
-def _first_line(error: BaseException) -> str:
-    """Put an error into one line."""
-    return next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+def first_line(error: BaseException) -> str:
+    """Put an error of a library into one line."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Finding files: what a folder and what a glob hold, however links lead round.  Ground floor."""
+"""Finding files: what a folder and what a glob hold, even where links form loops.  Ground floor."""
 from __future__ import annotations
 
 import glob
@@ -16,7 +16,7 @@ def walk_files(root: Path) -> Iterator[Path]:
 
     :param root: the folder.
     :return: paths that begin with it, in no order.
-    :raises UserError: when one of the folders cannot be read: what is in it must not be missing without a word.
+    :raises UserError: when one of the folders cannot be read: its files must not be missing silently.
     """
     def refuse(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror or error}); check its rights and its disk.")
@@ -32,7 +32,7 @@ def walk_files(root: Path) -> Iterator[Path]:
 def glob_files(pattern: str) -> Iterator[Path]:
     """Find the files that a glob names.
 
-    Python's own `**` goes down every link again and again: two that lead upwards keep it busy for ever.
+    Python's own `**` follows every link again and again: with two that lead upwards it never ends.
 
     :param pattern: with `*`, `?`, `[...]`, and `**` for any number of folders.
     :return: their paths, in no order.

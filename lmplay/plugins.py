@@ -1,7 +1,7 @@
 """Rows of tables that installed packages can add to, by entry points.  Ground floor; a row is imported on demand."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -10,18 +10,20 @@ from .errors import LmplayError, UserError
 
 @dataclass(frozen=True)
 class Plugin:
-    """A row: its name, a line about it, and where its class is, ``module:Class``."""
+    """A row: its name, a line about it, and where it is imported from, ``module:Class``."""
 
     kind: ClassVar[str]
     """What a row is called in messages; the group of entry points is ``lmplay.KINDs``."""
     chosen_by: ClassVar[str]
     """The flag or plan key that chooses a row."""
+    method: ClassVar[str] = "__call__"
+    """What a target has to have: a class can be called."""
     name: str
     description: str
     target: str
 
-    def load(self) -> Callable[..., Any]:
-        """Import the class.
+    def load(self) -> Any:
+        """Import the target.
 
         :raises UserError: when it cannot be imported, or is none.
         """
@@ -33,8 +35,8 @@ class Plugin:
             raise
         except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
             raise self.fault(f"{self.target} cannot be imported ({type(error).__name__}: {error})") from error
-        if not callable(target):
-            raise self.fault(f"{self.target} is not a class")
+        if not callable(getattr(target, self.method, None)):
+            raise self.fault(f"{self.target} {'is not a class' if self.method == '__call__' else f'has no method {self.method}'}")
         return target
 
     def fault(self, what: str) -> UserError:

@@ -1,5 +1,6 @@
-"""Cutters that fail in the ways a process can fail; apart, because a process imports this file and must not wait for torch."""
+"""Cutters that fail in the ways a process can fail, and one that prepares pairs; apart, because a process imports this file and must not wait for torch."""
 import os
+from dataclasses import replace
 
 from lmplay.data.continuation import Cutter
 from lmplay.errors import UserError
@@ -28,3 +29,14 @@ class FailingCutter(Cutter):
                 os._exit(9)
             raise UserError("cannot be cut", f"in {os.getpid()}") if self.way == "user" else Stubborn("stuck", "the mud")
         return super().cut(sample)
+
+
+class Pairs:
+    """Prepares pairs, as an objective that compares answers does: the pieces of a sample and of its text reversed, which have to share a batch."""
+
+    def __init__(self, cutter):
+        self.cutter = cutter
+
+    def __call__(self, sample):
+        pieces = [*self.cutter.cut(sample), *self.cutter.cut(replace(sample, truth=sample.truth[::-1]))]
+        return [replace(piece, number=number, last=number == len(pieces) - 1) for number, piece in enumerate(pieces)]

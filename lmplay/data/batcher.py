@@ -127,7 +127,7 @@ class Batcher:
 
     @property
     def reached(self) -> dict[str, Any]:
-        """The position of the samples after the last that was taken; whoever cuts ahead has read further."""
+        """The position of the samples after the last that was taken; a `cutting` that works ahead has read further."""
         return self._reached
 
     def next(self) -> Batch | None:

@@ -1,8 +1,8 @@
 """Chats written out: turns to parts of text, by a tokenizer's chat template or a plain one of ours.  Data floor, no torch.
 
 A template of a tokenizer is a program that somebody else wrote: it runs in the sandbox of `transformers`, and it never sees what people said. It is
-given placeholders, and the contents are put where these come out. So their places are known exactly, whatever looks like a special token in them stays
-text, and a template runs once for each sequence of roles.
+given placeholders, and the contents are put where these come out. So it is known where each content stands, what looks like a special token in it
+stays text, and a template runs once for each sequence of roles.
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from functools import lru_cache
 from ..errors import UserError
 from .samples import BREAK, Turn
 
-# A placeholder: its turn's number between two private characters, in blanks that a template which trims contents takes away.
+# A placeholder: the number of its turn between two private-use characters. The blanks around it show whether a template strips contents.
 _PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
 _PRIVATE = re.compile("[\u2003\ue000\ue001]")
-# What templates are told when they ask for the date: always the same, else no batch could be repeated. Llama 3's has this one where it cannot ask.
+# The date that templates are given: always the same, or no batch could be repeated. It is the default of Llama 3's template.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
 
@@ -36,9 +36,9 @@ class Part:
 
 
 def write_out(turns: Sequence[Turn], template: str | None, end_text: str, begin_text: str = "") -> tuple[list[Part], list[Part]]:
-    """Write a chat out; what is learned is every answer, and the mark at its end.
+    """Write a chat out; every answer and the mark at its end are learned.
 
-    The end token after the last answer is not among the parts: it is added to every sample, and what a template writes in its place is left out.
+    The end token after the last answer is not among the parts: it is added to every sample, and a template's own is left out.
 
     :param turns: the last one is an answer.
     :param template: a chat template in Jinja, as tokenizers have it; None for the plain one.
@@ -88,7 +88,7 @@ def _write_plain(turns: Sequence[Turn]) -> list[Part]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where the content of a turn goes, and what the template takes off its ends."""
+    """Where the content of a turn goes, and which ends of it the template does not strip."""
 
     number: int
     keeps_left: bool
@@ -102,7 +102,7 @@ class _Slot:
 
 @lru_cache(maxsize=4096)
 def _lay_out(template: str, kinds: tuple[tuple[str, bool], ...], end_text: str, begin_text: str) -> tuple[Part | _Slot, ...]:
-    """Find out what a template writes around turns of these roles: as they are, else as far as they can be folded into what it takes."""
+    """Find out what a template writes around turns of these roles; where it does not take them, they are folded into users and assistants."""
     as_is = [(role, [number]) for number, (role, _) in enumerate(kinds)]
     try:
         slots = _render(template, as_is, end_text, begin_text)
@@ -120,7 +120,7 @@ class _NotWritten(Exception):
 
 
 def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: str, begin_text: str) -> list[str | _Slot]:
-    """Render placeholders in place of contents.
+    """Render a template with placeholders for contents.
 
     :param messages: roles, each with the numbers of the turns that are its content.
     :return: text and slots in turns: text first and last.
@@ -131,7 +131,7 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     rows = [{"role": role, "content": BREAK.join(f"\u2003\ue000{number}\ue001\u2003" for number in numbers)} for role, numbers in messages]
     try:
         written = render_jinja_template([rows], chat_template=_TODAY + template, eos_token=end_text, bos_token=begin_text)[0][0]
-    except Exception as error:  # whatever a program of others may fail with
+    except Exception as error:  # a template is a program and may raise anything
         raise _NotWritten(str(error).strip() or type(error).__name__) from None
     texts = _PLACE.split(written)
     found: list[str | _Slot] = [texts[0]]
@@ -147,7 +147,7 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
 
 
 def _fold(messages: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
-    """Make a chat of users and assistants in turns: a system's words go before the next, tools speak as users, neighbours of a role become one."""
+    """Make a chat in which users and assistants alternate: other roles become users, and neighbours of one role become one message."""
     folded: list[tuple[str, list[int]]] = []
     for role, numbers in messages:
         role = role if role == "assistant" else "user"

@@ -1,6 +1,6 @@
 """Samples to pieces: a long text is tokenized once and cut at sentence ends into pieces that fit the context.  Data floor, no torch.
 
-A chat is cut as a text is: it is what was written out from its first answer on, with stretches in it that are given.
+A chat is cut like a text: its text begins with the first answer, and parts of it are given, not learned.
 """
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Cutter:
         self._encode_markup = lru_cache(maxsize=256)(tokenizer.encode_markup)
 
     def __reduce__(self) -> tuple[type[Cutter], tuple[Tokenizer, int, bool]]:
-        """Go to another process by what it was made from."""
+        """Pickle the arguments of the constructor."""
         return Cutter, (self._tokenizer, self.context_len, self._estimate)
 
     def cut(self, sample: Sample) -> list[Piece]:
@@ -105,7 +105,7 @@ class Cutter:
         return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text))
 
     def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part]) -> list[Piece]:
-        """Cut what a sample has been written out to.
+        """Cut a sample that has been written out to parts.
 
         :param sample: what the pieces are of.
         :param given: the prompt.
@@ -138,7 +138,7 @@ class Cutter:
         return pieces
 
     def _encode(self, part: Part) -> Encoded:
-        """Encode a part by itself; what is given, a title or what a template writes, often comes again."""
+        """Encode one part; encodings of given parts are cached: titles and a template's words often repeat."""
         import numpy as np
 
         if part.end:
@@ -172,21 +172,21 @@ class Cutter:
         ids = np.concatenate([one.ids for one in encoded])
         return "".join(part.text for part in parts), Encoded(ids, starts, cuttable), np.append(learned, learned[-1:]), whole
 
-    def _end_of_piece(self, text: str, encoded: Encoded, begin: int, room: int) -> tuple[int, Cut]:
+    def _end_of_piece(self, text: str, encoded: Encoded, begin: int, most_tokens: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.
 
         :param begin: the piece's first token.
-        :param room: the most tokens it may have, at least 1.
+        :param most_tokens: the most tokens it may have, at least 1.
         :return: number of the first token after the piece, above `begin`, and what it ends at.
         """
         n = len(encoded.ids)
-        most = min(begin + room, n)
+        most = min(begin + most_tokens, n)
         while most > begin + 1 and not encoded.cuttable[most]:
             most -= 1
         position = int(encoded.starts[begin])
         limit = int(encoded.starts[most])
         if self._estimate:
-            limit = min(limit, self._estimated_limit(text, position, room))
+            limit = min(limit, self._estimated_limit(text, position, most_tokens))
         if most == n and limit == len(text):
             return n, Cut.END
         found = last_cut(text, position, limit)
@@ -223,9 +223,9 @@ class Cutter:
         words = (number for number, start in enumerate(starts) if cuttable[number] and text[start:start + 1].isspace())
         return first + next(words, cuttable.index(True) if True in cuttable else to - first)
 
-    def _estimated_limit(self, text: str, position: int, room: int) -> int:
-        """Give the position after as many words as would fill the room at 1.5 tokens a word; at least one word."""
-        words = max(1, int(room / TOKENS_PER_WORD))
+    def _estimated_limit(self, text: str, position: int, n_tokens: int) -> int:
+        """Give the position after the words that fill a number of tokens, at 1.5 tokens a word; at least one word."""
+        words = max(1, int(n_tokens / TOKENS_PER_WORD))
         ends = (match.start() for match in _SPACES.finditer(text, position + 1))
         return next((end for count, end in enumerate(ends, 1) if count == words), len(text))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-# What a fingerprint says for people: a folder that was moved or a file that was renamed holds the same rows in the same order.
+# Parts of a fingerprint that are for people only: a folder that was moved or a file that was renamed holds the same rows in the same order.
 _ASIDE = ("name", "listed")
-# So many files are named, the others counted.
+# The most files that are named; the others are counted.
 _NAMED = 5
 
 
@@ -52,5 +52,5 @@ def _files(before: list[list[Any]] | None, now: list[list[Any]] | None) -> list[
 
 
 def _essence(fingerprint: dict[str, Any] | None) -> dict[str, Any]:
-    """Leave out of a fingerprint what says nothing about the rows."""
+    """Give the parts of a fingerprint that say something about the rows."""
     return {key: value for key, value in (fingerprint or {}).items() if key not in _ASIDE}

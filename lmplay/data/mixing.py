@@ -17,7 +17,7 @@ class Mix:
 
     - with `first_exhausted`, when a source whose turn it is has no row left in its epoch;
     - with `all_exhausted`, when every source has been read to its end once. Without weights a source that has ended sits out, so each row comes
-      exactly once; with weights it starts again, because its share is owed to it.
+      exactly once; with weights it starts again, because it has to keep its share.
 
     With the next epoch over the mix every source begins an epoch of its own; an endless one just goes on.
     """
@@ -43,6 +43,11 @@ class Mix:
     def epochs(self) -> list[float | None]:
         """How many times each source has been read, as its rows given by its rows; None for one whose rows are not known or have no end."""
         return [rows / size if (size := reader.rows_per_epoch) else None for rows, reader in zip(self._rows, self._readers, strict=True)]
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch over the mix never ends."""
+        return (any if self._all else all)(reader.endless for reader in self._readers)
 
     @property
     def rows_per_epoch(self) -> int | None:
@@ -112,7 +117,7 @@ class Mix:
         return self._all and self._weighted
 
     def _next_source(self) -> int | None:
-        """Choose whose turn it is: the fewest rows so far, or, with weights, who would first be a whole row behind."""
+        """Choose the next source: the one with the fewest rows so far, or, with weights, the one that would be a whole row behind first."""
         candidates = [i for i, ended in enumerate(self._ended) if not ended or self._restarts()]
         if not self._weighted or len(self._counts) == 1:
             return min(candidates, key=lambda i: (self._counts[i], i), default=None)
@@ -128,7 +133,7 @@ class Mix:
         return not self._all or all(self._ended)
 
     def _start_epoch(self) -> None:
-        """Begin the next epoch over the mix: shares are counted anew."""
+        """Begin the next epoch over the mix, with new counts."""
         self.epoch += 1
         self.rows_in_epoch = 0
         self._counts = [0] * len(self._counts)

@@ -35,10 +35,10 @@ def hash64(*values: int, state: int = 0) -> int:
 
 
 class Permutation:
-    """A seeded one-to-one map of 0 … n-1 onto itself, evaluated one index at a time.
+    """A seeded one-to-one map of 0 … n-1 onto itself, computed one index at a time.
 
-    Four Feistel rounds over the smallest even number of bits that holds n, walking on while the image is n or more
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): at most four steps on average.
+    Four Feistel rounds over the smallest even number of bits that holds n, repeated while the image is n or more
+    (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002): at most four steps on average.
     """
 
     def __init__(self, n: int, *seed: int):

@@ -1,4 +1,4 @@
-"""Work ahead: what an iterator gives is made in a thread of its own while the one before is in use.  Data floor, no torch; imports nothing of lmplay."""
+"""Prefetching: the next items of an iterator are made in a thread while earlier ones are in use.  Data floor, no torch; imports nothing of lmplay."""
 from __future__ import annotations
 
 import signal
@@ -7,25 +7,25 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-# How often, in seconds, somebody who waits for an item asks whether to stop waiting, and how long a thread is waited for that is told to end.
+# Seconds between two checks whether to stop waiting for an item, and seconds that a thread gets to end.
 _ASK_SECONDS = 0.1
 _PATIENCE = 5.0
-# The signals that people and job systems send to a whole group of processes, to be heard by the main thread of the program alone.
+# The signals that people and job systems send to a whole group of processes, which only the main thread of the program may receive.
 SIGNALS = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
 _T = TypeVar("_T")
 
 
 class Prefetch(Generic[_T]):
-    """Gives what an iterator gives, made a few items ahead in the background; in line when `depth` is 0.
+    """Gives the items of an iterator, made ahead in a thread; without a thread when `depth` is 0.
 
-    The two threads meet in queues whose every operation is a single one of the interpreter's: an exception that a signal raises, wherever it
-    arrives in the taking thread, leaves no lock behind on which the other would wait for ever.
+    The two threads share only queues whose operations are atomic in the interpreter: an exception that a signal raises, anywhere in the taking
+    thread, leaves no lock behind for which the other would wait for ever.
     """
 
     def __init__(self, make: Callable[[Callable[[], bool]], Iterator[_T]], depth: int):
         """
-        :param make: makes the iterator, once, where it will run; is given a function that says True as soon as nobody wants its items any more.
-        :param depth: so many items are made ahead at most; 0 = each when it is asked for, without a thread.
+        :param make: makes the iterator, in the thread where it will run; is given a function that returns True once its items are no longer wanted.
+        :param depth: the most items that are made ahead; 0 = each when it is asked for, without a thread.
         """
         self._make = make
         self._depth = depth
@@ -36,14 +36,14 @@ class Prefetch(Generic[_T]):
         self._orders: SimpleQueue[bool] = SimpleQueue()  # True = make one more, False = end
 
     def start(self) -> None:
-        """Begin now, not when the first item is asked for; nothing where there is no thread."""
+        """Start the thread now, not when the first item is asked for; without a thread this does nothing."""
         if self._depth and self._thread is None:
             self._start()
 
     def next(self, stop_waiting: Callable[[], bool] = lambda: False) -> _T | None:
         """Give the next item; None at the end, once closed, or when told to stop waiting (which loses nothing).
 
-        :param stop_waiting: asked now and then while the item isn't there.
+        :param stop_waiting: asked from time to time while the item isn't there.
         :raises BaseException: what the iterator raised, after the items before it.
         """
         if self._ended or self._halted:
@@ -69,7 +69,7 @@ class Prefetch(Generic[_T]):
             return item
 
     def close(self) -> None:
-        """End it wherever it is: what has been made ahead is dropped, and what the iterator holds is let go."""
+        """Stop at once: items made ahead are dropped, and the iterator is closed."""
         self._halted = True
         self._orders.put(False)
         if self._thread is not None:
@@ -78,7 +78,7 @@ class Prefetch(Generic[_T]):
             _close(self._iterator)
 
     def _is_halted(self) -> bool:
-        """Tell whether nobody wants items any more."""
+        """Tell whether items are no longer wanted."""
         return self._halted
 
     def _start(self) -> None:
@@ -107,7 +107,7 @@ class Prefetch(Generic[_T]):
 
 
 def _close(iterator: Iterator[object] | None) -> None:
-    """Let a generator end its work now."""
+    """Close a generator."""
     close = getattr(iterator, "close", None)
     if close is not None:
         close()

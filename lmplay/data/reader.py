@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from .permutation import HeldOut, Permutation
-from .sources import BadRow, IndexedSource, StreamedSource
+from .sources import AnySource, BadRow, IndexedSource, StreamedSource
 
 DEFAULT_BUFFER = 1000
 
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """
 
     def next_epoch(self) -> None:
-        """Leave what is left of the epoch, if it has begun, and go to the start of the next; an endless source has one epoch only, and stays where it is."""
+        """Skip the rest of the epoch, if it has begun; an endless source has one epoch only, and stays where it is."""
 
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
@@ -49,7 +49,7 @@ class Reader(Protocol):
         """Go to a position."""
 
 
-def open_reader(source: IndexedSource | StreamedSource, order: Order) -> Reader:
+def open_reader(source: AnySource, order: Order) -> Reader:
     """Choose the reader for a source.
 
     :param source: an open source.

@@ -22,7 +22,7 @@ _SPEAKERS = {
     "user": "user", "human": "user", "prompter": "user", "system": "system", "developer": "system",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "function_call": "assistant",
     "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "tool"}
-# Half a character: JSON can hold one, UTF-8 and so tokenizers can't.
+# JSON can hold these, UTF-8 and so tokenizers can't.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # What lies between a title or a question and the text it belongs to.
 BREAK = "\n\n"
@@ -178,7 +178,7 @@ def _read_turn(message: Any) -> Turn:
 
 
 def _need_text(value: Any) -> str:
-    """Insist on text with something in it."""
+    """Check that a value is text and not blank; lone surrogates in it are replaced."""
     if value is None:
         raise Skipped("null")
     if not isinstance(value, str):
@@ -187,6 +187,6 @@ def _need_text(value: Any) -> str:
         raise Skipped("empty")
     try:
         value.encode()
-    except UnicodeEncodeError:  # ten times quicker than looking for what is hardly ever there
+    except UnicodeEncodeError:  # ten times faster than searching each text for what is very rare
         return _LONE_SURROGATES.sub("\ufffd", value)
     return value

@@ -11,10 +11,12 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import make_folder
+from ..hub import first_line
 from ..words import bytes_in_words
-from .sources import SourceSpec, is_hub
+from .sources import SourceSpec
 from .sources.hub import Download, download, downloads, prepared, saved_folder
-from .sources.library import first_line, quiet_library
+from .sources.library import quiet_library
+from .sources.registry import HUB, find_kind
 
 # Seconds between two lines of progress where there is no terminal.
 _PLAIN_SECONDS = 10.0
@@ -33,7 +35,7 @@ def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str],
     """
     for spec in specs:
         target = saved_folder(spec, folder)
-        if not is_hub(spec):
+        if find_kind(spec.path) != HUB:
             say(f"{spec.path}: is not on the hub and needs no saving.")
         elif target.is_dir():
             say(f"{spec.path}: is already saved in {target}.")
@@ -50,7 +52,7 @@ def _save(spec: SourceSpec, folder: Path, target: Path, say: Callable[[str], Non
     """Save one data set under a temporary name and rename it; gives the number of its rows."""
     files, row_bytes = downloads(spec, folder)
     make_folder(target.parent, "the data sets folder")
-    _check_room(spec, folder, sum(file.size for file in files if not _is_here(file, folder)) + 2 * row_bytes)
+    _check_disk(spec, folder, sum(file.size for file in files if not _is_here(file, folder)) + 2 * row_bytes)
     _download(spec, files, folder, say)
     say(f"{spec.path}: writing its rows.")
     found = {split: prepared(spec, split, folder)[0] for split in ("train", "validation")}
@@ -70,8 +72,8 @@ def _save(spec: SourceSpec, folder: Path, target: Path, say: Callable[[str], Non
     return sum(len(part) for part in parts.values())
 
 
-def _check_room(spec: SourceSpec, folder: Path, needed: int) -> None:
-    """Refuse before hours of downloading what cannot end well: files, the rows that the library makes of them, and the rows that are saved."""
+def _check_disk(spec: SourceSpec, folder: Path, needed: int) -> None:
+    """Refuse before downloading when the disk has too little left for the files, the rows that the library makes of them, and the rows that are saved."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(f"source {spec.path}: needs at least {bytes_in_words(needed)} in {folder}, and {bytes_in_words(free)} are free; "

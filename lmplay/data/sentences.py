@@ -60,7 +60,7 @@ def last_cut(text: str, start: int, limit: int) -> tuple[int, Cut] | None:
     :param text: the whole text.
     :param start: where the piece starts.
     :param limit: the furthest position where it may end, before the end of the text.
-    :return: position and kind of the cut, or None where only a cut between characters is left (see :func:`last_character`).
+    :return: position and kind of the cut, or None where only a cut between characters is left.
     """
     for kind, ends in ((Cut.SENTENCE, _sentence_ends), (Cut.CLAUSE, _clause_ends), (Cut.WORD, _word_ends)):
         for window in (*(limit - width for width in _WINDOWS if limit - width > start), _before_marks(text, start)):
@@ -131,7 +131,7 @@ def _word_ends(text: str, start: int, limit: int) -> Iterator[int]:
 
 
 def _before_marks(text: str, position: int) -> int:
-    """Go back to before what may be the end of a sentence or clause and goes on here, but not far."""
+    """Step back over characters that may end a sentence or clause which goes on here; not further than the widest window."""
     before = text[max(0, position - _WINDOWS[-1]):position]
     return position - len(before) + len(before.rstrip(_ENDING))
 

@@ -13,11 +13,10 @@ from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading
-from .sources import IndexedSource, StreamedSource, is_local, open_source
+from .sources import AnySource, IndexedSource, open_source, opener_of
 from .stream import Length, SampleStream
 
 DEFAULT_HELD_OUT = 0.1
-AnySource = IndexedSource | StreamedSource
 
 
 class StageData:
@@ -93,15 +92,15 @@ class StageData:
         return SampleStream(Mix(readers, None if None in weights else weights), readings, Length(), sources, _strict(specs))
 
     def fingerprints(self) -> list[dict[str, Any]]:
-        """Say what the sources are, then those of validation rows alone, so that a resume can tell whether they have changed."""
+        """Give the fingerprints of the sources, then those of separate validation rows, so that a resume can tell what has changed."""
         return [{"name": source.name, **source.fingerprint} for source in (*self.sources, *(source for source, _, _ in self._own))]
 
     def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
-        """Make the best of a position in data that have changed since.
+        """Adapt a position to data that have changed since.
 
-        Of a source that has changed the epoch and the number of rows read in it stay, where rows have numbers: with another number of rows the
-        shuffled order is another, so that until the epoch ends some rows come again and some do not come. A stream that has changed begins its epoch
-        again. The few samples that waited for a batch with room for them are read again.
+        A changed source whose rows have numbers keeps its epoch and the number of rows read in it. With another number of rows the shuffled order is
+        another, so until the epoch ends some rows come twice and some not at all. A stream that has changed begins its epoch again. The samples that
+        waited for a batch are read again.
 
         :param position: of the training samples, as :class:`Batcher` gave it.
         :param before: the fingerprints it belongs to.
@@ -116,7 +115,7 @@ class StageData:
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
 
-        :param characters: give about so many.
+        :param characters: about how many to give.
         """
         stream = self.open_samples()
         while characters > 0 and (sample := stream.next()) is not None:
@@ -136,7 +135,7 @@ class StageData:
 
     def _open(self, spec: SourceSpec, folder: Path) -> None:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
-        if spec.encoding_errors is not None and not is_local(spec.path):
+        if spec.encoding_errors is not None and not opener_of(spec.path).of_files:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
@@ -168,7 +167,7 @@ class StageData:
         seed = given.seed if given is not None and given.seed is not None else self._seed
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
         # Not by the path of local files: a folder that has been moved has the same rows held out.
-        identity = 0 if is_local(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
+        identity = 0 if opener_of(spec.path).of_files else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
 
 

@@ -35,7 +35,7 @@ class SampleStream:
         :param length: when to stop.
         :param sources: say where rows are that give no sample; none = they are counted only.
         :param strict: numbers of the sources of which no row may be skipped.
-        :raises UserError: when part of an epoch is asked for and nobody knows how long an epoch is.
+        :raises UserError: when an epoch never ends, or when part of one is asked for and nobody knows how long it is.
         """
         self._mix = mix
         self._readings = readings
@@ -45,6 +45,8 @@ class SampleStream:
         self.locations: dict[str, list[str]] = {}  # where the first rows are that were skipped, by reason
         self.replaced: Counter[str] = Counter()  # rows that had bytes that are not UTF-8, and characters that stand for them
         self._sources, self._strict = sources, strict
+        if length.epochs and length.samples is None and mix.endless:
+            raise UserError(f"epochs {length.epochs:g}: an epoch of a source that has no end never ends; give samples or tokens.")
         whole, part = divmod(length.epochs or 0, 1)
         self._last_epoch, self._rows_of_last = int(whole), 0
         if part:

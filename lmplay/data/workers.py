@@ -1,7 +1,7 @@
 """Processes that prepare samples, so that several cores share the tokenizer's work; the pieces come in the samples' order.  Data floor, no torch.
 
 A process is this file, run by a plain interpreter: it imports nothing of the program that started it, and talks over its standard input and output.
-It needs no locks, leaves nothing behind, and ends when its input does, which is when the program that started it ends in whatever way.
+It needs no locks, leaves no files, and ends when its input ends: at the latest when the program that started it ends, however that happens.
 """
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageDat
 
 def tokenizer_name(settings: Settings, plan: Plan) -> str:
     """Choose the tokenizer of a new model."""
-    from ..data.sources import is_hub
+    from ..data.sources import opener_of
 
-    hub = any(is_hub(spec) for stage in plan.stages for spec in stage.dataset)
+    hub = any(opener_of(spec.path).remote for stage in plan.stages for spec in stage.dataset)
     return settings.tokenizer or plan.tokenizer or ("gpt2" if hub else _DEFAULT_TRAINED)

@@ -1,8 +1,14 @@
-"""Short names of data sets, the names of the built-in corpus, and the formats of files that are read.  Floor: plan; imports nothing of lmplay."""
+"""Short names of data sets, kinds of sources, and the formats of files that are read.  Floor: plan; imports the ground only."""
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from ..errors import UserError, nearest
+from ..plugins import Plugin, with_offered
 
 
 class Entry(NamedTuple):
@@ -33,7 +39,45 @@ PACKED_SUFFIXES = (".gz", ".zst")
 DATA_SUFFIXES = (*FORMATS, *PACKED_SUFFIXES)
 
 BUILTINS = ("builtin:tales", "builtin:tales/1", "builtin:tales/2", "builtin:tales/3", "builtin:tales/4")
-_BUILTIN = re.compile(r"builtin:tales(/[1-4])?(\?seed=[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class SourceKind(Plugin):
+    """Sources whose paths begin with `NAME:`; another package offers a kind by an entry point of the group ``lmplay.sources``.
+
+    `target` is what opens them, see :class:`lmplay.data.sources.Opener`. A kind with a `pattern` has the paths that match it, which `allowed` says in words;
+    of others only the target knows them. `without` are the keys that such a source may not have. An `endless` one has no epochs.
+    """
+
+    kind: ClassVar[str] = "source"
+    chosen_by: ClassVar[str] = "dataset"
+    method: ClassVar[str] = "open"
+    pattern: str = ""
+    allowed: str = ""
+    without: tuple[str, ...] = ()
+    endless: bool = False
+
+    def locate(self, path: str, folder: Path) -> str:
+        """Check a path as the user wrote it.
+
+        :param path: with this kind's prefix.
+        :param folder: that of the plan, for what is relative to it.
+        :return: the path as it is stored.
+        :raises UserError: when there is no such source, or its kind cannot be imported.
+        """
+        if not self.pattern:
+            locate = getattr(self.load(), "locate", None)
+            return path if locate is None else str(locate(path, folder))
+        if not re.fullmatch(self.pattern, path):
+            near = nearest(path.partition("?")[0], self.allowed.split(", "))
+            raise UserError(f'found "{path}", allowed: {self.allowed}.{near}')
+        return path
+
+
+BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN",
+                          r"builtin:tales(/(?P<level>[1-4]))?(\?seed=(?P<seed>[0-9]+))?", f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
+                          without=("config", "split", "revision", "streaming"), endless=True)
+KINDS = (BUILTIN_KIND,)
 
 
 def expand(source: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +93,25 @@ def expand(source: dict[str, Any]) -> dict[str, Any]:
     return {**entry.source, **own}
 
 
-def is_builtin(path: str) -> bool:
-    """Tell whether a path names the built-in corpus (`builtin:tales/2?seed=7`); such a source is written on the fly and never ends."""
-    return _BUILTIN.fullmatch(path) is not None
+@cache
+def source_kinds() -> dict[str, SourceKind]:
+    """List the kinds of sources that have a prefix, by it: the built-in ones, then those of installed packages."""
+    return with_offered(SourceKind, KINDS)
+
+
+def kind_of(path: str) -> SourceKind | None:
+    """Find the kind of source whose prefix a path has; None where it has none: a file, or a data set of the hub."""
+    name, colon, _ = path.partition(":")
+    return (next((kind for kind in KINDS if kind.name == name), None) or source_kinds().get(name)) if colon else None
+
+
+def is_endless(path: str) -> bool:
+    """Tell whether a path names a source that never ends (`builtin:tales/2?seed=7`)."""
+    kind = kind_of(path)
+    return kind is not None and kind.endless and re.fullmatch(kind.pattern, path) is not None
+
+
+def nearest_source(path: str) -> str:
+    """Say which prefix or short name a misspelt path may have meant, as :func:`lmplay.errors.nearest` does."""
+    name, colon, _ = path.partition(":")
+    return nearest(name + colon, [f"{kind}:" for kind in source_kinds()] if colon else CATALOG)

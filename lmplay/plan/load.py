@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from ..errors import UserError, nearest
 from ..files import read_json_or_yaml
 from ..paths import glob_files
-from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_builtin
+from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
 DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
@@ -59,7 +59,7 @@ def plan_from_dataset(dataset: str) -> Plan:
         path = _locate(dataset, Path.cwd())
     except UserError as error:
         raise UserError(f"dataset: {error}") from None
-    length = {"samples": DATASET_SAMPLES} if is_builtin(path) else {"epochs": 1.0}
+    length = {"samples": DATASET_SAMPLES} if is_endless(path) else {"epochs": 1.0}
     return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
 
 
@@ -103,8 +103,8 @@ def _names_in(folder: str | Path) -> list[str]:
 
 def _stage_name(path: str) -> str:
     """Make a stage name of a data set's name, without folder, owner and suffixes; of a glob's folder where the glob itself has no words."""
-    if is_builtin(path):
-        return _as_stage_name(path.removeprefix("builtin:").partition("?")[0]) or "data"
+    if kind_of(path) is not None:
+        return _as_stage_name(path.partition(":")[2].partition("?")[0]) or "data"
     parts = list(reversed(Path(path).parts))
     return next(filter(None, map(_as_stage_name, parts if _GLOB.search(path) else parts[:1])), "data")
 
@@ -228,17 +228,17 @@ def _map_paths(body: dict[str, Any], change: Callable[[str, str], str]) -> dict[
 
 
 def _locate(path: str, folder: Path) -> str:
-    """Find a data set by its name alone: local paths become absolute, short names, hub paths and `builtin:` names stay.
+    """Find a data set by its name alone: local paths become absolute, short names and hub paths stay, a path with a prefix is its kind's.
 
     :param path: as the user wrote it.
     :param folder: where a relative path is looked up first; the current folder comes second.
     :raises UserError: "found ..., allowed: ...", to be put behind the place.
     """
-    if path in CATALOG or is_builtin(path):
+    if path in CATALOG:
         return path
-    if path.startswith("builtin:"):
-        near = nearest(path.partition("?")[0], BUILTINS)
-        raise UserError(f"found {_show(path)}, allowed: {', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not.{near}")
+    kind = kind_of(path)
+    if kind is not None:
+        return kind.locate(path, folder)
     places = list(dict.fromkeys((os.path.abspath(folder), os.getcwd())))
     local = os.path.expanduser(path)
     for full in (os.path.join(place, local) for place in places):
@@ -250,12 +250,12 @@ def _locate(path: str, folder: Path) -> str:
             return os.path.abspath(pattern)
     if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
         names = [name for place in places for name in _names_in(os.path.dirname(os.path.join(place, local)))]
-        near = nearest(os.path.basename(local), names)
+        near = nearest(os.path.basename(local), names) or (nearest_source(path) if ":" in path else "")
         raise UserError(f"found {_show(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(places)}).{near}")
     if _HUB_PATH.fullmatch(path):
         return path
     raise UserError(f'found {_show(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
-                    f"or {BUILTINS[0]}.{nearest(path, CATALOG)}")
+                    f"or {', '.join([BUILTINS[0], *(f'{name}:...' for name in source_kinds() if name != 'builtin')])}.{nearest_source(path)}")
 
 
 def _faults(model: type[Part], raw: Any, where: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from .catalog import CATALOG, expand, is_builtin
+from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import OBJECTIVES, SCHEDULES, in_words, objectives
 from .options import FLAGS, Number
 
@@ -143,10 +143,9 @@ class SourceSpec(Part):
         columns = given.get("columns")
         if isinstance(columns, dict) and set(columns) <= set(ROLES) and set(columns) not in COLUMN_SETS:
             yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: {_COLUMN_SETS_IN_WORDS}"
-        if str(given.get("path")).startswith("builtin:"):
-            for key in ("config", "split", "revision", "streaming"):
-                if key in given:
-                    yield key, "found it on the built-in corpus, allowed: only on other data sets"
+        kind = kind_of(str(given.get("path")))
+        if kind is not None:
+            yield from ((key, f"found it on {kind.description}, allowed: only on other data sets") for key in kind.without if key in given)
 
 
 class LrSchedule(Part):
@@ -263,7 +262,7 @@ class Stage(StageBody):
         if "samples" in given or "tokens" in given or not isinstance(sources, list):
             return
         paths = [source if isinstance(source, str) else str(_get(source, "path")) for source in sources]
-        endless = [path for path in paths if is_builtin(path)]
+        endless = [path for path in paths if is_endless(path)]
         ends = len(endless) < len(paths) and given.get("stopping") == "first_exhausted"
         if endless and not ends:
             yield "dataset", f"found {endless[0]}, which never ends, with a length in epochs, allowed: a length in samples or tokens"

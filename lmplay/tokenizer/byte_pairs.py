@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tiktoken
     import tokenizers
 
-# How a text falls into words: GPT-2's way (built into `tokenizers`), and those of Llama 3 (also GPT-4's) and Qwen 2, as their tokenizer.json say it.
+# How a text is split into words: by GPT-2 (built into `tokenizers`), by Llama 3 (and GPT-4) and by Qwen 2, as in their tokenizer.json.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _KNOWN_SPLITS = (_LLAMA3, _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))
@@ -28,7 +28,7 @@ _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x
 # A text with a run of white space twice this long goes to `tokenizers`: from some 100,000 on, tiktoken's regular expressions fail.
 _LONG_SPACE = 20_000
 _LONG_SPACE_RUN = re.compile(rf"\s{{{_LONG_SPACE}}}")
-# Both are asked for this once, when a tokenizer is loaded.
+# Both encode this once, when a tokenizer is loaded.
 _PROBE = """The cat's 3.14 and I'LL've don'T we're; 1234567890 ½ ² Ⅷ ٣٤  two   three\t\ttabs \n\n  lines\r\n\r\n end.  \n \u00a0\u2003x\u3000。
 <|endoftext|><|im_start|>user <s></s>[INST] {"a": [1, 2.5e-10]} def f(x):\n        return x**2  # ok!?…
 Größe naïve Ἑλληνική Русский עברית العربية हिन्दी বাংলা தமிழ் ไทย ភាសា 한국어 日本語、中文。 ქართული አማርኛ e\u0301 a\u0308\u0323
@@ -51,7 +51,7 @@ class BytePairs:
         """Give the ids of a text.
 
         :param text: any text without lone surrogates.
-        :return: ids [n] (int32), or None for a text that this encoder does not take (white space without end).
+        :return: ids [n] (int32), or None for a text that this encoder does not take (very long white space).
         """
         import numpy as np
 
@@ -66,7 +66,7 @@ def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:
     """Make an encoder that gives the same ids as a tokenizer does with `encode_special_tokens`.
 
     :param fast: any tokenizer.
-    :return: the encoder, or None where it is not sure that it would give the same.
+    :return: the encoder, or None where it might give others.
     """
     import numpy as np
     import tiktoken

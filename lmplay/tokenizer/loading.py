@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # What a special token for the end of a text is called in the vocabularies people use, in order of preference.
 _END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-# Kinds of tokenizer, as tokenizer_config.json names them, of which tokenizer.json says all.
+# Kinds of tokenizer, as tokenizer_config.json names them, which tokenizer.json describes completely.
 _WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 _WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
              "or --tokenizer bytes.")
@@ -116,7 +116,7 @@ def _default_template(template: Any) -> str | None:
 
 
 def _from_cache(name: str) -> _Found | None:
-    """Read the files of a hub name that this machine has, if they say all there is to know: `transformers` takes seconds to import."""
+    """Read the files of a hub name that this machine has, if they are complete: `transformers` takes seconds to import."""
     import json
 
     from huggingface_hub import try_to_load_from_cache
@@ -163,7 +163,7 @@ def _from_hub(name: str) -> _Found:
 
 
 def _finish(found: _Found, name: str) -> Tokenizer:
-    """Settle the end token, adding one where the vocabulary has none, and drop what would add tokens by itself."""
+    """Build the tokenizer; where the vocabulary has no end token, add one."""
     import tokenizers
 
     fast, candidates = found.fast, [found.end] if found.end else []

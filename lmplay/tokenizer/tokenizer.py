@@ -1,8 +1,8 @@
 """Tokenizers: text to token ids with character positions, and back.  Ground floor; `tokenizers` and `transformers` load on demand.
 
 A tokenizer here is three things: an encoder that knows where in the text each token starts, a decoder, and an end token, which
-also starts a sample that has no prompt.  It may know how chats are written (`chat_template`).  It can say all of itself as a small plain
-value (`spec`), which checkpoints carry.
+also starts a sample that has no prompt.  It may know how chats are written (`chat_template`).  It is described by a plain value (`spec`), which
+checkpoints hold.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 END_TOKEN = "<|endoftext|>"
 # The smallest byte-level vocabulary: 256 bytes and the end token.
 SMALLEST_VOCAB = 257
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -65,8 +66,9 @@ class Tokenizer:
         self._byte_lengths = self._count_bytes()
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[dict[str, Any]]]:
-        """Go to another process by what :attr:`spec` says."""
+        """Pickle :attr:`spec`."""
         return Tokenizer, (self.spec,)
+
     @property
     def end_text(self) -> str:
         """The text that stands for the end token in markup."""

@@ -3,6 +3,7 @@ from collections import Counter
 from itertools import accumulate, pairwise
 
 import pytest
+from cutters import Pairs
 from helpers import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -302,16 +303,18 @@ def signature(batch):
     return [(piece.sample.row, piece.number) for piece in batch.pieces]
 
 
+CUT = Cutter(BYTES, 30).cut
 SIZES = st.lists(st.integers(1, 9), max_size=60)
 
 
+@pytest.mark.parametrize("prepare", [CUT, Pairs(Cutter(BYTES, 30))], ids=["texts", "pairs"])
 @given(SIZES, st.integers(1, 8))
 @settings(max_examples=150)
-def test_batches_lose_nothing_and_keep_samples_whole(sizes, batch_size):
-    batcher = Batcher(Given(sizes), Cutter(BYTES, 30).cut, batch_size)
+def test_batches_lose_nothing_and_keep_units_whole(prepare, sizes, batch_size):
+    batcher = Batcher(Given(sizes), prepare, batch_size)
     batches = list(iter(batcher.next, None))
     placed = [piece for batch in batches for piece in batch.pieces]
-    whole = [Cutter(BYTES, 30).cut(sample) for sample in iter(Given(sizes).next, None)]
+    whole = [prepare(sample) for sample in iter(Given(sizes).next, None)]
     assert sorted(p for batch in batches for p in signature(batch)) == [(row, number) for row, pieces in enumerate(whole) for number in range(len(pieces))]
     home = {}
     for number, batch in enumerate(batches):
@@ -326,11 +329,12 @@ def test_batches_lose_nothing_and_keep_samples_whole(sizes, batch_size):
     assert sorted(sample.row for batch in batches for sample in batch.samples) == list(range(len(sizes)))
 
 
+@pytest.mark.parametrize("prepare", [CUT, Pairs(Cutter(BYTES, 30))], ids=["texts", "pairs"])
 @given(SIZES, st.integers(1, 8), st.integers(0, 40), st.sampled_from([None, 100, 500]))
 @settings(max_examples=100)
-def test_batches_go_on_from_any_position(sizes, batch_size, stop, most_tokens):
+def test_batches_go_on_from_any_position(prepare, sizes, batch_size, stop, most_tokens):
     def make():
-        return Batcher(Given(sizes), Cutter(BYTES, 30).cut, batch_size, most_tokens)
+        return Batcher(Given(sizes), prepare, batch_size, most_tokens)
 
     untouched, resumed = make(), make()
     position = untouched.state()
@@ -350,10 +354,10 @@ def test_progress_is_what_has_been_trained_on_not_what_waits(sizes, batch_size, 
             return self.place / len(self.sizes)
 
     def make():
-        return Batcher(Measured(sizes), Cutter(BYTES, 30).cut, batch_size, most_tokens)
+        return Batcher(Measured(sizes), CUT, batch_size, most_tokens)
 
     batches = list(iter(make().next, None))
-    pieces = [len(Cutter(BYTES, 30).cut(sample)) for sample in iter(Given(sizes).next, None)]
+    pieces = [len(CUT(sample)) for sample in iter(Given(sizes).next, None)]
     tokens = [0, *accumulate(13 * size + 1 for size in sizes)]
     placed = [0] * len(sizes)
     for batch in batches:
@@ -374,7 +378,7 @@ def test_progress_is_what_has_been_trained_on_not_what_waits(sizes, batch_size, 
 
 @given(SIZES.filter(bool), st.integers(1, 300))
 def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
-    batcher = Batcher(Given(sizes), Cutter(BYTES, 30).cut, 4, most)
+    batcher = Batcher(Given(sizes), CUT, 4, most)
     samples = [sample for batch in iter(batcher.next, None) for sample in batch.samples]
     tokens = [13 * size + 1 for size in sizes]
     expected = next((n for n in range(1, len(sizes) + 1) if sum(tokens[:n]) >= most), len(sizes))
@@ -383,7 +387,7 @@ def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
 
 @given(SIZES.filter(bool), st.integers(1, 7), st.sampled_from([1, 16]), st.just(0) | st.integers(1, 200), st.booleans())
 def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, room, joined):
-    batch = Batcher(Given(sizes), Cutter(BYTES, 30).cut, 20).next()
+    batch = Batcher(Given(sizes), CUT, 20).next()
     mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29, room, joined)
     assert sorted(number for mini in mini_batches for number, _ in mini.rows) == list(range(len(batch.pieces)))
     for mini in mini_batches:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from cutters import FailingCutter
+from cutters import FailingCutter, Pairs
 from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, write_plan, write_rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -152,6 +152,15 @@ def test_a_cutter_is_the_same_in_a_process():
                 assert all(piece.sample is sample for piece in pieces)
                 assert [(p.tokens.tolist(), p.n_prompt, p.truth, p.cut, p.number, p.last) for p in pieces] == \
                     [(p.tokens.tolist(), p.n_prompt, p.truth, p.cut, p.number, p.last) for p in cutter.cut(sample)]
+
+
+def test_pieces_of_other_samples_than_the_one_prepared_keep_theirs_in_a_process():
+    prepare, sample = Pairs(Cutter(BYTES, 30)), Sample("", sentences(3))
+    with Workers(prepare, 1) as started:
+        [(pieces, _)] = started.cut(iter([(sample, None)]))
+    assert [piece.sample for piece in pieces] == [piece.sample for piece in prepare(sample)]
+    assert pieces[0].sample is sample
+    assert pieces[-1].sample != sample
 
 
 @LINUX

@@ -481,10 +481,12 @@ def test_builtin_tales(folder):
         source[-1]
 
 
-@pytest.mark.parametrize(("path", "says"), [("builtin:tails", "Did you mean 'tales'?"), ("builtin:tales/99", "there is no level 99"),
-                                            ("builtin:tales/x", "write builtin:tales/LEVEL"), ("builtin:tales?seed=x", "write builtin:tales/LEVEL")])
+@pytest.mark.parametrize(("path", "says"), [("builtin:tails", "Did you mean 'builtin:tales'?"), ("builtin:tales/99", "builtin:tales/4, with ?seed=NUMBER"),
+                                            ("builtin:tales/x", "builtin:tales/4"), ("builtin:tales?seed=x", "?seed=NUMBER")])
 def test_unknown_corpora_are_refused(folder, path, says):
-    assert says in refused(path, folder)
+    refusal = refused(path, folder)
+    assert f'found "{path}", allowed: builtin:tales, builtin:tales/1' in refusal
+    assert says in refusal
 
 
 def test_a_corpus_has_no_splits_and_no_configs(folder):

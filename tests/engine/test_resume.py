@@ -44,10 +44,10 @@ class _Reading(Stream):
 
 def patched() -> None:
     """Let the names of the hub give local streams, and write down the samples of each step in the file named by SAMPLES_LOG."""
-    import lmplay.data.sources as sources
+    from lmplay.data.sources import Opener, hub
     from lmplay.engine import stage
 
-    sources.open_hub = lambda spec, split, folder: LocalStream(spec.path) if split == "train" else None
+    hub.HUB = Opener(lambda spec, split, folder: LocalStream(spec.path) if split == "train" else None, remote=True)
     step = stage.StageRunner.step
 
     def logged(self, batch):
@@ -155,12 +155,12 @@ def test_stopped_at_random_places_by_everything(untouched, plan, tmp_path):
 @pytest.fixture
 def here(tmp_path, monkeypatch, plan):
     """Run in this process, with one thread as the untouched run had; gives the exit code."""
-    from lmplay.data import sources
+    from lmplay.data.sources import hub
     from lmplay.engine import stage
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(sources, "open_hub", sources.open_hub)
+    monkeypatch.setattr(hub, "HUB", hub.HUB)
     monkeypatch.setattr(stage.StageRunner, "step", stage.StageRunner.step)
     monkeypatch.setenv("SAMPLES_LOG", str(log_of(tmp_path / "out")))
     patched()

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from lmplay.data.tales import LEVELS
 from lmplay.errors import UserError
-from lmplay.plan.catalog import BUILTINS, CATALOG, is_builtin
+from lmplay.plan.catalog import BUILTINS, CATALOG, is_endless
 from lmplay.plan.load import list_plans, load_plan, plan_from_dataset, plan_from_json
 from lmplay.plan.schema import Header, ModelDefaults, Overrides, Plan, SourceSpec, Stage, StageBody, plan_schema
 
@@ -444,7 +444,7 @@ def test_a_data_set_makes_a_plan_of_one_stage(dataset, name, path, tmp_path, mon
     plan = plan_from_dataset(dataset)
     (stage,) = plan.stages
     assert stage.dataset[0].path == (path or os.path.normpath(tmp_path / "here" / dataset))
-    assert (stage.epochs, stage.samples) == ((None, 10_000) if is_builtin(dataset) else (1, None))
+    assert (stage.epochs, stage.samples) == ((None, 10_000) if is_endless(dataset) else (1, None))
     assert plan_from_json(plan.to_json()) == plan
     assert stage.name == name
 
@@ -484,7 +484,7 @@ def test_the_catalog_is_made_of_valid_sources():
         assert entry.description
         assert SourceSpec(path=name) == SourceSpec(**entry.source)
         assert "/" not in name
-    assert all(is_builtin(name) for name in BUILTINS)
+    assert all(is_endless(name) for name in BUILTINS)
     assert {f"builtin:tales/{level}" for level in LEVELS} == {*BUILTINS[1:]}
 
 

@@ -116,11 +116,14 @@ class StreamedSource(Source, ABC):
 
     @abstractmethod
     def open(self, state: Any = None) -> Stream:
-        """Begin a reading, which shares nothing with other readings of the source.
+        """Begin a reading; it is independent of other readings of the source.
 
         :param state: what a stream's `state()` gave, or None for the first row.
         :return: the stream.
         """
+
+
+AnySource = IndexedSource | StreamedSource
 
 
 def refuse_hub_keys(spec: SourceSpec, *keys: str) -> None:

@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from ...errors import UserError, nearest
+from ...plan.catalog import BUILTIN_KIND
 from .base import IndexedSource, SourceSpec, refuse_hub_keys
-
-PREFIX = "builtin:"
+from .registry import Opener
 
 
 class TalesSource(IndexedSource):
@@ -36,23 +36,19 @@ class TalesSource(IndexedSource):
         return {"title": tale.title, "text": tale.text, "nats": tale.nats}
 
 
-def open_builtin(spec: SourceSpec, split: str) -> IndexedSource | None:
+def open_builtin(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | None:
     """Open `builtin:tales`, `builtin:tales/LEVEL` or `builtin:tales/LEVEL?seed=N`; level 1 and seed 0 where they are not given.
 
     :param spec: the source asked for.
     :param split: "train" or "validation".
+    :param folder: not used.
     :return: the source; None for "validation", as the corpus is not split.
     :raises UserError: when there is no such corpus or level.
     """
-    from ..tales import LEVELS
+    refuse_hub_keys(spec, *BUILTIN_KIND.without)
+    found = re.fullmatch(BUILTIN_KIND.pattern, BUILTIN_KIND.locate(spec.path, folder))
+    assert found is not None
+    return TalesSource(int(found["level"] or 1), int(found["seed"] or 0)) if split == "train" else None
 
-    refuse_hub_keys(spec, "config", "split", "revision")
-    found = re.fullmatch(r"(?P<name>[^/?]*)(/(?P<level>\d+))?(\?seed=(?P<seed>\d+))?", spec.path.removeprefix(PREFIX))
-    form = f"builtin:tales/LEVEL or builtin:tales/LEVEL?seed=N, with a level of {', '.join(map(str, LEVELS))}"
-    if not found or found["name"] != "tales":
-        hint = nearest(found["name"], ["tales"]) if found else ""
-        raise UserError(f"source {spec.path}: there is no such built-in corpus; write {form}.{hint}")
-    level = int(found["level"] or 1)
-    if level not in LEVELS:
-        raise UserError(f"source {spec.path}: there is no level {level}; write {form}.")
-    return TalesSource(level, int(found["seed"] or 0)) if split == "train" else None
+
+BUILTIN = Opener(open_builtin)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ...errors import UserError
+from ...hub import first_line
 from .base import BadRow, Row, Table
 from .spans import Spans, decoded, made_once
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 # Rows that are converted together: about 3 MB of articles.
 _BATCH_ROWS = 1000
-# Batches that stay at hand: mapped ones cost nothing, compressed ones would be unpacked anew for each row.
+# Batches that are kept: mapped ones cost nothing, compressed ones would be decompressed for each row.
 _BATCHES_HELD = 16
 
 
@@ -28,7 +29,7 @@ class ArrowTable(Table):
         """
         :param path: the file.
         :param label: what the user calls it.
-        :param spans: sees that it stays as it is.
+        :param spans: checks that it does not change.
         :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
         :raises UserError: when it cannot be read.
         """
@@ -50,7 +51,7 @@ class ArrowTable(Table):
         """See :class:`Table`."""
         import pyarrow
 
-        self._spans.check(self._path)  # what is mapped and no longer there ends the process
+        self._spans.check(self._path)  # reading mapped bytes that are gone would kill the process
         number = bisect_right(self._starts, index) - 1
         try:
             batch = self._batch(number).slice(index - self._starts[number], 1)
@@ -95,7 +96,7 @@ def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_byte
     :param path: the file.
     :param label: what the user calls it.
     :param folder: the data sets folder; `converted/` in it keeps the Arrow file.
-    :param spans: sees that it stays as it is.
+    :param spans: checks that it does not change.
     :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
     :return: its rows.
     :raises UserError: when it is damaged or there is no room.
@@ -132,5 +133,4 @@ def _open_arrow(path: Path) -> tuple[pyarrow.Schema, int, Callable[[int], pyarro
 
 def _damaged(label: str, kind: str, error: Exception) -> UserError:
     """Make the error for a file that is not what its name says."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(f"{label}: cannot be read as {kind} ({reason}); it may be cut off: fetch it again.")
+    return UserError(f"{label}: cannot be read as {kind} ({first_line(error)}); it may be cut off: fetch it again.")

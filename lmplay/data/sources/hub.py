@@ -1,4 +1,4 @@
-"""Data sets of the hub as sources: streamed, kept on this disk, or saved earlier; and what is said when one cannot be had.  Data floor, no torch at top."""
+"""Data sets of the hub as sources: streamed, kept on this disk, or saved earlier; and the messages when one cannot be opened.  Data floor, no torch at top."""
 from __future__ import annotations
 
 import re
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from ...errors import LmplayError, Unavailable, UserError
-from ...hub import Patience, hub_endpoint, hub_problem, outage_of
-from .base import IndexedSource, SourceSpec, StreamedSource
+from ...hub import Patience, first_line, hub_endpoint, hub_problem, outage_of
+from .base import AnySource, SourceSpec, StreamedSource
 from .library import (
     DatasetSource,
     DatasetStreamedSource,
     check_splits,
-    first_line,
+    disk_is_full,
     load_saved,
-    no_room,
     own_validation,
     quiet_library,
     saved_fingerprint,
     split_names,
 )
+from .registry import Opener
 from .remote import RemoteFile, remote_file, sizes
 from .shards import ShardedSource, parquet_schema
 
@@ -34,7 +34,7 @@ _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 Answer = TypeVar("Answer")
 
 
-def open_hub(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | StreamedSource | None:
+def open_hub(spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
     """Open a data set of the hub, or what `--save-datasets` saved of it, which needs no network.
 
     :param spec: the source asked for.
@@ -271,7 +271,7 @@ def explain(path: str, error: Exception) -> str:
     :return: the line.
     """
     text, kind, start = str(error), type(error).__name__, f"source {path}: "
-    if no_room(error):
+    if disk_is_full(error):
         return f"{start}there is no room on the disk ({first_line(error)}); make some, or choose another --out-dir. What has been downloaded is kept."
     configs = re.search(r"[Aa]vailable(?: configs)?: (\[.*?\])", text)
     if configs:
@@ -295,3 +295,6 @@ def _hub_away(path: str, reason: str) -> LmplayError:
     line = (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
             "or '--training-plan quickstart', which needs no network.")
     return UserError(line) if reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)
+
+
+HUB = Opener(open_hub, remote=True)

@@ -1,4 +1,4 @@
-"""What was worked out of a file once and is kept: where its rows begin, what tells it apart.  Data floor, no torch; imports the ground only."""
+"""A cache of what was computed from files: where their rows begin, their digests.  Data floor, no torch; imports the ground only."""
 from __future__ import annotations
 
 import hashlib
@@ -14,18 +14,18 @@ from ...files import make_folder, write_atomic
 if TYPE_CHECKING:
     import numpy as np
 
-# Changes whenever what is kept is worked out in another way.
+# Changes whenever what is kept is computed in another way.
 _VERSION = 1
-# Smaller files are read again sooner than looked up.
+# Reading a smaller file again is faster than looking it up.
 _LEAST_BYTES = 1 << 20
 # A file written so shortly ago may be written again without its times showing it: clocks of file systems tick a few milliseconds to 2 s apart.
 _SETTLED_SECONDS = 2.0
 
 
 class Index:
-    """Keeps arrays of numbers about big files in the data sets folder; where that cannot be written, they are worked out anew each time.
+    """Keeps arrays of numbers about big files in the data sets folder; where that cannot be written, they are computed each time.
 
-    An array belongs to one path and to one size, time of writing and time of change: no other contents of the file are ever taken for these.
+    An array belongs to one path and to one size, time of writing and time of change: so it is never used for other contents.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -35,11 +35,11 @@ class Index:
         self._folder = folder / "index" if folder is not None else None
 
     def get(self, path: Path, what: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Give an array about a file, working it out if it is not kept.
+        """Give an array about a file, computing it if it is not kept.
 
         :param path: the file.
         :param what: which array; names whatever it depends on but the file.
-        :param make: works it out.
+        :param make: computes it.
         :return: the array.
         :raises OSError: when the file cannot be read; and whatever `make` raises.
         """

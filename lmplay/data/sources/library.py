@@ -1,4 +1,4 @@
-"""The one place that touches the `datasets` library: kept quiet and in its folder, its data sets as sources.  Data floor, no torch at top."""
+"""The only file that touches the `datasets` library: silent, with its caches in our folder, its data sets as sources.  Data floor, no torch at top."""
 from __future__ import annotations
 
 import copy
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TrainingError, UserError, nearest
-from ...hub import Patience, outage_of
+from ...hub import Patience, first_line, outage_of
 from .base import VALIDATION_NAMES, IndexedSource, SourceSpec, Stream, StreamedSource
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-# Rows after which a reading notes its position anew: telling it costs as much as several rows.
+# Rows between two notes of a reading's position: asking for it costs as much as several rows.
 _ROWS_BETWEEN_STATES = 100
 
 
@@ -119,7 +119,7 @@ class _DatasetStream(Stream):
 
 @contextmanager
 def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
-    """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing, sends no telemetry and waits for nobody.
+    """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing, sends no telemetry and does not retry.
 
     :param folder: the data sets folder; `hub/` in it is the cache.
     :param offline: make no requests, use what is in the cache.
@@ -144,7 +144,7 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
 
 
 def _set_up() -> None:
-    """Let the library draw no bars, log nothing, send no telemetry, and leave it to us to try again."""
+    """Let the library draw no bars, log nothing, send no telemetry, and leave retries to us."""
     import datasets
     import huggingface_hub
     from huggingface_hub import file_download, hf_file_system
@@ -155,7 +155,7 @@ def _set_up() -> None:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.utils.disable_progress_bars()
     huggingface_hub.utils.logging.set_verbosity_error()
-    # Its waits, minutes long, hear no request to stop. Each is set where the version at hand has it.
+    # Its retries wait for minutes and cannot be interrupted. Each setting is changed where the installed version has it.
     for name, value in {"READ_MAX_RETRIES": 1, "OPEN_MAX_RETRIES": 1, "READ_RETRY_INTERVAL": 0, "READ_SERVER_UNAVAILABLE_RETRY_INTERVAL": 0,
                         "READ_RATE_LIMIT_RETRY_INTERVAL": 0, "OPEN_RETRY_INTERVAL": 0}.items():
         setattr(datasets.config, f"STREAMING_{name}", value)
@@ -238,13 +238,7 @@ def saved_fingerprint(dataset: Dataset) -> dict[str, Any]:
     return {"kind": "saved", "dataset": dataset._fingerprint}
 
 
-def first_line(error: BaseException) -> str:
-    """Put an error of a library into one line."""
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
-
-
-def no_room(error: BaseException | None) -> bool:
+def disk_is_full(error: BaseException | None) -> bool:
     """Tell whether an error, or what caused it, is a disk that is full or a quota that is used up."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -13,14 +13,15 @@ from ...plan.catalog import PACKED_SUFFIXES
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
 from .index import Index
+from .registry import Opener
 from .selection import Selection, format_of, select
 from .spans import Spans, content_digest, refuse_other_encodings, unpack
 from .tables import CsvTable, JsonLines, open_json
 from .text import BLOCK, TextTable
 
-# Rows that are looked at for the names of columns, where a file has no header, and for the plainest faults.
+# Rows that are read at the start: for the names of columns, where a file has no header, and to find obvious faults.
 _LOOKED_AT = 20
-# A fingerprint lists so many files, to say which have changed; of more it has the sum only.
+# The most files that a fingerprint lists, to say which have changed; of more it has one digest only.
 MOST_LISTED = 1000
 
 
@@ -132,3 +133,6 @@ def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dic
 def _union(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Give all names once, in the order of their first coming."""
     return tuple(dict.fromkeys(name for part in parts for name in part))
+
+
+FILES = Opener(open_local, of_files=True)

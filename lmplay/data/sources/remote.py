@@ -1,4 +1,4 @@
-"""A file of the hub, read in parts: each part is asked for until it is there.  Data floor, no torch; the hub's client is imported when a file is read."""
+"""A file of the hub, read in parts: each part is requested until it has come.  Data floor, no torch; the hub's client is imported when a file is read."""
 from __future__ import annotations
 
 import re
@@ -7,9 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from ...errors import UserError
-from ...hub import Outage, Patience, hub_endpoint, outage_of_status
+from ...hub import Outage, Patience, first_line, hub_endpoint, outage_of_status
 
-# Bytes asked for at a time: many where the line is good, few where it breaks.
+# Bytes requested at a time: more after a success, fewer after a failure.
 _LARGEST, _SMALLEST = 16 * 2**20, 2**18
 _SIZES_ASKED = 200  # files whose sizes are asked for together
 _URL = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
@@ -75,23 +75,23 @@ class RemoteFile:
         from huggingface_hub.utils import build_hf_headers, get_session
 
         url = hf_hub_url(self._repo, self._path, repo_type="dataset", revision=self._revision, endpoint=hub_endpoint())
-        # Bytes are counted as they are stored: nothing may pack them on the way.
+        # A range counts the bytes as they are stored: they must not be compressed on the way.
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         try:
             answer = get_session().get(url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
         except Exception as error:
-            raise Outage(str(error).split("\n")[0] or type(error).__name__) from None
+            raise Outage(first_line(error)) from None
         return self._body(answer, start, end)
 
     def _body(self, answer: Any, start: int, end: int) -> bytes:
-        """Take the bytes out of an answer; raises what is wrong with it."""
+        """Take the bytes out of an answer, or raise what is wrong with it."""
         status, ranges = answer.status_code, answer.headers.get("Content-Range", "")
         if status == 416 and ranges.startswith("bytes */"):
             self._learn_size(int(ranges[8:]))
             if int(ranges[8:]) > start:
                 raise Outage(f"no bytes from {start} of {ranges[8:]}")
             return b""
-        if status == 200:  # all of it, whatever was asked for: an empty file, or a server that knows no parts
+        if status == 200:  # the whole file: it is empty, or the server knows no ranges
             if "html" in answer.headers.get("Content-Type", ""):
                 raise Outage("a web page came instead of the data")
             self._learn_size(len(answer.content))
@@ -111,7 +111,7 @@ class RemoteFile:
         self._size = size
 
     def _refused(self, status: int) -> UserError:
-        """Make the error for an answer that waiting cannot mend."""
+        """Make the error for an answer that waiting cannot change."""
         if status in (401, 403):
             return UserError(f"{self.label}: access is refused (HTTP {status}); accept the data set's terms on {hub_endpoint()}/datasets/{self._repo}, "
                              "then log in with 'hf auth login' or set HF_TOKEN.")

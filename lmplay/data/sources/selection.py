@@ -10,14 +10,11 @@ from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
 from ...paths import glob_files, glob_root, walk_files
-from ...plan.catalog import DATA_SUFFIXES, FORMATS, PACKED_SUFFIXES
+from ...plan.catalog import FORMATS, PACKED_SUFFIXES
 from .base import VALIDATION_NAMES
 
 _UNPACKABLE = ("text", "jsonl", "json", "csv", "tsv")
 READABLE = f"{', '.join(FORMATS)}, and {' and '.join(PACKED_SUFFIXES)} of the text ones"
-# Other ends of names that mean a file, not a data set of the hub.
-_OTHER_SUFFIXES = (".7z", ".bz2", ".doc", ".docx", ".epub", ".feather", ".html", ".log", ".pdf", ".py", ".rst", ".tar", ".tex", ".xlsx", ".xml",
-                   ".xz", ".yaml", ".yml", ".zip")
 # Beside the data in a clone of a data set, and not part of it.
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 # The words are those of the hub. A space may not follow: a book may be called "train dreams.txt".
@@ -34,18 +31,6 @@ class Selection:
     title: str
     files: tuple[Path, ...]
     names: tuple[str, ...]
-
-
-def is_local(path: str) -> bool:
-    """Tell a path from the name of a data set on the hub: it exists, is a glob, or looks like a path.
-
-    :param path: what the plan says.
-    :return: True for a path, whether or not it exists.
-    """
-    if os.path.exists(os.path.expanduser(path)) or glob.has_magic(path):
-        return True
-    ends = path.lower().endswith((*DATA_SUFFIXES, *_OTHER_SUFFIXES))
-    return ends or path.startswith((".", "/", "~")) or "\\" in path or path.count("/") > 1
 
 
 def format_of(path: PurePath) -> str | None:

@@ -1,6 +1,6 @@
 """Parquet and JSON lines read from the hub while training, from any row on.  Data floor, no torch; pyarrow is imported when a file is opened.
 
-The library's own streams read again what comes before a position in the same file, and wait for the hub out of anybody's reach; these do not.
+The library's own streams read again what comes before a position in the same file, and retry without listening to a request to stop; these do not.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
+from ...hub import first_line
 from .base import BadRow, Row, Stream, StreamedSource
 from .remote import RemoteFile
 from .spans import decoded
@@ -30,7 +31,7 @@ _BATCH_ROWS = 512
 _FIRST_ROWS = 100
 # Bytes read at a time; of JSON lines a small part first, as often only the first rows are wanted.
 _FIRST_PART, _PART = 2**18, 2**22
-# Files whose rows are counted at the start when nobody states their number, so many at once.
+# The most files whose rows are counted at the start when no description states their number, and how many are asked at once.
 _MOST_COUNTED, _COUNTED_TOGETHER = 64, 8
 
 
@@ -154,7 +155,7 @@ class ShardedSource(StreamedSource):
 
 
 class _Reading:
-    """Turns what pyarrow says of a damaged file into one line; what the network says goes on as it is."""
+    """Turns an error of pyarrow about a damaged file into one line; errors of the network pass."""
 
     def __init__(self, file: RemoteFile):
         self._file = file
@@ -166,12 +167,12 @@ class _Reading:
         import pyarrow
 
         if isinstance(error, (pyarrow.ArrowException, OSError, ValueError)):
-            reason = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
-            raise UserError(f"{self._file.label}: is damaged, or no Parquet file ({reason}); see the data set's page, or choose another 'revision'.") from None
+            raise UserError(f"{self._file.label}: is damaged, or no Parquet file ({first_line(error)}); "
+                            "see the data set's page, or choose another 'revision'.") from None
 
 
 class _Window(io.RawIOBase):
-    """A file of the hub as pyarrow wants it; the bytes of one stretch are held, the others asked for."""
+    """A file of the hub as pyarrow reads it; the bytes of one stretch are held, others are requested."""
 
     def __init__(self, file: RemoteFile):
         super().__init__()
@@ -179,7 +180,7 @@ class _Window(io.RawIOBase):
         self._held = memoryview(b"")
 
     def hold(self, start: int, end: int) -> None:
-        """See that a stretch is held; where it isn't, a good part of what follows it is fetched with it."""
+        """Hold a stretch; where it has to be fetched, some of what follows it is fetched with it."""
         if not self._holds(start, end):
             self._held = memoryview(b"")  # two large stretches need not be in memory at once
             self._start, self._held = start, memoryview(self._file.read(start, max(end, start + _PART)))
@@ -211,7 +212,7 @@ class _Window(io.RawIOBase):
         return self._file.read(start, end)
 
     def _holds(self, start: int, end: int) -> bool:
-        """Tell whether bytes are at hand."""
+        """Tell whether bytes are held."""
         return self._start <= start and end <= self._start + len(self._held)
 
 

@@ -1,4 +1,4 @@
-"""The bytes of local files: spans of them, their text, what tells two files apart, and unpacking.  Data floor, no torch; imports the ground only."""
+"""The bytes of local files: spans of them, their text, digests, and unpacking.  Data floor, no torch; imports the ground only."""
 from __future__ import annotations
 
 import codecs
@@ -18,11 +18,11 @@ from ...files import make_folder, write_atomic
 from .index import Index
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# A file up to this size is told apart by all of its bytes: a tenth of a second, once, as the result is kept.
+# The digest of a file up to this size is of all its bytes: a tenth of a second, once, as the result is kept.
 _WHOLE = 1 << 26
-# Of a bigger one so many stretches of so many bytes are read, evenly over it: the same cost for one of 100 GB.
+# Of a bigger one this many stretches of this many bytes are read, spread evenly: it costs no more for 100 GB.
 _STRETCHES, _STRETCH = 64, 1 << 16
-# The look for bytes that are not UTF-8 reads so many at a time.
+# Bytes read at a time in the search for what is not UTF-8.
 _LOOK = 1 << 24
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
@@ -31,12 +31,12 @@ _OPEN_FILES = 64
 class Spans:
     """Reads spans of any number of files, of which the latest used stay open; safe in threads and after a fork.
 
-    A file that is no longer what it was when it was first looked at is refused: where its rows begin would be wrong.
+    A file that has changed since it was first read is refused: its rows would begin elsewhere.
     """
 
     def __init__(self, index: Index | None = None):
         """
-        :param index: keeps what is worked out of the files.
+        :param index: keeps what is computed from the files.
         """
         self.index = index or Index()
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Spans:
         self._stamps: dict[Path, tuple[int, int, int]] = {}
 
     def watch(self, path: Path) -> None:
-        """Note what a file is now; called before it is looked into.
+        """Remember the state of a file; called before it is read.
 
         :raises UserError: when it is not there.
         """
@@ -54,7 +54,7 @@ class Spans:
             raise unreadable(path, error) from None
 
     def check(self, path: Path) -> None:
-        """See that a file that is watched is what it was.
+        """Check that a watched file has not changed.
 
         :raises UserError: when it is not.
         """
@@ -103,7 +103,7 @@ class Spans:
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    """Give what is different in another file of the same name; not the time of a change of rights, which changes no text."""
+    """Give what changes when a file is written or replaced; not ctime, which also changes with its rights."""
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
@@ -156,7 +156,7 @@ def decoded(data: bytes) -> tuple[str, int]:
 
 
 def refuse_other_encodings(path: Path, label: str, index: Index) -> None:
-    """See that a file is UTF-8 from its first byte to its last.
+    """Check that a whole file is UTF-8.
 
     :param path: the file.
     :param label: what the user calls it.
@@ -188,7 +188,7 @@ def refuse_other_encodings(path: Path, label: str, index: Index) -> None:
 
 
 def content_digest(path: Path, index: Index | None = None) -> str:
-    """Tell a file's contents apart: by all its bytes up to 64 MB, and by its size and 64 stretches of 64 KB, evenly over it, when it is bigger.
+    """Compute the digest of a file's contents: of all bytes up to 64 MB; of a bigger file, of its size and 64 stretches of 64 KB, spread evenly.
 
     :param path: the file.
     :param index: keeps the answer.
@@ -223,7 +223,7 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
     :param folder: where what is made is kept; not left behind empty.
     :param name: end of its name.
     :param make: writes it into the open binary file.
-    :param index: keeps what tells the original apart.
+    :param index: keeps the digest of the original.
     :return: the file made.
     :raises OSError: when it cannot be written.
     """
@@ -248,7 +248,7 @@ def unpack(path: Path, folder: Path, index: Index | None = None) -> Path:
 
     :param path: the packed file.
     :param folder: the data sets folder; `unpacked/` in it keeps the result.
-    :param index: keeps what tells packed files apart.
+    :param index: keeps the digests of packed files.
     :return: the unpacked file, whose name ends as the packed one's did before .gz or .zst.
     :raises UserError: when it is damaged or there is no room.
     """

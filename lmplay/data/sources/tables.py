@@ -23,7 +23,7 @@ _BLANKS = b" \t\r\n"
 _SCAN = 1 << 24
 # Of a CSV field, in characters: the csv module refuses longer ones, and its own 131072 is less than a long article. The most a C long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
-# Stands for NUL while the csv module of Python 3.10, which refuses it, is at work: no text read from UTF-8 can hold half a character.
+# Stands for NUL, which the csv module of Python 3.10 refuses: half a character, which no text read from UTF-8 can hold.
 _NUL = "\udc00"
 
 
