@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizers
 from ..plan.curriculum import Curriculum, StageState
+from ..plan.names import SCHEDULES
+from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..report.callbacks import Notifier, draw_plots
@@ -53,16 +56,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outline:
-    """A run as far as settings, plan and model file say: no source is open, and no weights are made."""
+    """A run as far as settings, plan and model file say: no source is open, and no weights are made.
+
+    `settings` have what the checkpoint decides; `found` is the checkpoint to go on from, None = a new run; `curriculum` is as far as it has been followed.
+    """
 
     settings: Settings
-    """With what the checkpoint decides."""
     plan: Plan
     path: Path
     found: Found | None
-    """The checkpoint to go on from; None = a new run."""
     curriculum: Curriculum
-    """As far as it has been followed."""
     spec: ModelSpec
 
     @property
@@ -113,7 +116,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             settings = outline.stage_settings(stage)
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed)
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
-            if settings.schedule != "constant" and not data.length_is_known:
+            if SCHEDULES[settings.schedule].curve is not None and not data.length_is_known:
                 faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
             differences = _adopt_changes(found)
             if outline.settings.accept_changed_data:
@@ -147,35 +150,25 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     path = settings.model_file(plan)
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
-    lock = Lock(path)
-    try:
-        run = _open(settings, plan, path, lock, report, interrupt, callbacks)
-    except BaseException:
-        lock.release()
-        raise
-    if run is None:
-        lock.release()
-    return run
-
-
-def _open(settings: Settings, plan: Plan, path: Path, lock: Lock, report: Report, interrupt: Interrupt, callbacks: Callbacks | None) -> Run | None:
-    """Do the work of :func:`open_run`."""
-    if path.parent.is_dir():  # else there is nothing to lock yet
-        lock.take()
-    prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
-    runtime = start_device(settings)
-    ahead = outline(settings, plan)
-    check_target(ahead.settings, path)
-    if ahead.stored is not None and ahead.curriculum.is_done:
-        _already_done(ahead, report)
-        return None
-    run = _make(ahead, runtime, report, interrupt, callbacks, prompts)
-    run.closing.callback(lock.release)
-    run.closing.push(partial(_end, run))
-    _check_space(run)
-    interrupt.at_work = True  # from here on files change
-    _prepare_folders(run, ahead.found, lock)
-    return run
+    with ExitStack() as closing:
+        lock = Lock(path)
+        closing.callback(lock.release)
+        if path.parent.is_dir():  # else there is nothing to lock yet
+            lock.take()
+        prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
+        runtime = start_device(settings)
+        ahead = outline(settings, plan)
+        check_target(ahead.settings, path)
+        if ahead.stored is not None and ahead.curriculum.is_done:
+            _already_done(ahead, report)
+            return None
+        run = _make(ahead, runtime, report, interrupt, callbacks, prompts)
+        _check_space(run)
+        interrupt.at_work = True  # from here on files change
+        _prepare_folders(run, ahead.found, lock)
+        closing.push(partial(_end, run))
+        run.closing = closing.pop_all()
+        return run
 
 
 def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
@@ -187,7 +180,7 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Set
     :return: the settings to go on with.
     :raises UserError: naming the flags that differ.
     """
-    kept = {name: before[name] for name in ("seed", "continuation")}
+    kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
         kept["optimizer"] = before["optimizer"]
     faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"

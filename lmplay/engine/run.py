@@ -37,20 +37,20 @@ class OpenStage:
 
 @dataclass
 class Run:
-    """All that training works on."""
+    """All that training works on.
+
+    `path` is the model file, whose stem is the run's name; `stages` are those that are left, in order; the five components of a checkpoint come next;
+    `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with the run.
+    """
 
     settings: Settings
     path: Path
-    """The model file; its stem is the run's name."""
     stages: dict[str, OpenStage]
-    """Those that are left, in order."""
-
     curriculum: Curriculum
     model: ModelComponent
     runner: RunnerComponent
     optimizers: OptimizersComponent
     lr_schedulers: LrSchedulersComponent
-
     device_model: DeviceModel
     report: Report
     notifier: Notifier
@@ -58,11 +58,8 @@ class Run:
     completions: CompletionWriter
     saver: Saver
     changes: list[str]
-    """What is not as it was at the checkpoint."""
     began_at: Counter[str] = field(default_factory=Counter)
-    """The totals at the checkpoint."""
     closing: ExitStack = field(default_factory=ExitStack)
-    """What has to be ended with the run, however it ends."""
 
     @property
     def components(self) -> tuple[Component, ...]:

@@ -13,11 +13,10 @@ from ..stats.totals import Judged
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where things are."""
+    """Where things are: the model file, and the output folder as the user wrote it."""
 
     model: Path
     out_dir: str
-    """As the user wrote it."""
 
     @property
     def folder(self) -> Path:
@@ -48,7 +47,12 @@ class StageOutline:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that begins, or goes on."""
+    """A run that begins, or goes on.
+
+    `batch_sizes` are those of the stages that are left, each once; `memory_needed` are the bytes for weights, gradients and the optimizers' state,
+    `memory_there` those of the device (None = unknown); `changes` say what is not as it was at the checkpoint, `seconds_left` is the time until the time limit
+    (None = there is none), and `flags` are those that were typed.
+    """
 
     files: RunFiles
     experiment: str
@@ -60,82 +64,70 @@ class RunStart:
     precision: str
     compiled: bool
     batch_sizes: list[int]
-    """Of the stages that are left, each once."""
     batch_size: int
     mini_batch_size: int | str
     mini_batch_tokens: int
     memory_needed: int
-    """Bytes for weights, gradients and the optimizers' state."""
     memory_there: int | None
     stages: list[StageOutline]
     samples: int
     resumed: bool
     changes: list[str]
-    """What is not as it was at the checkpoint."""
     hints: list[str]
     seconds_left: float | None
-    """Until the time limit; None = there is none."""
     flags: Mapping[str, Any]
-    """Those that were typed."""
 
 
 @dataclass(frozen=True)
 class StageStart:
-    """A stage that begins, or goes on."""
+    """A stage that begins, or goes on.
+
+    `progress` is the run's, `samples` are those of the stage that have been trained on, of `total` (None = unknown); `rows` are those of each source (None =
+    endless or unknown); `frozen` counts parameters; `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte
+    (None = unknown); `to_come` are samples and tokens of the stages after this one (None = unknown).
+    """
 
     name: str
     progress: Progress
-    """Of the run."""
     samples: int
-    """Of the stage, trained on up to here."""
     total: int | None
-    """Samples of the stage; None = unknown."""
     rows: Mapping[str, int | None]
-    """Of each source; None = endless, or unknown."""
     batch_size: int
     context_len: int
     lr: float
     schedule: str
     frozen: int
-    """Parameters that are not trained."""
     floor: float | None
-    """The lowest loss that the texts allow, in nats per token."""
     floor_bits: float | None
-    """The same in bits per byte."""
     has_validation: bool
     to_come: Mapping[str, int] | None
-    """Samples and tokens of the stages after this one; None = unknown."""
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step whose figures are known."""
+    """A step whose figures are known.
+
+    `progress` is the run's after it, `stage_samples` the stage's; `samples` end in the batch; `share` of the stage has been read (None = unknown); `loss_sum`
+    (nats) goes over the batch's `n_truth` tokens to be learned; `sources` say what each source gave to it, where they are told apart, and `own` are the values
+    of the objective's own figures for the progress line.
+    """
 
     progress: Progress
-    """Of the run."""
     stage_samples: int
-    """Of the stage, trained on up to here."""
     samples: int
-    """That end in the batch."""
     share: float | None
-    """Of the stage that has been read; None = unknown."""
     lr: float
     loss_sum: float
-    """Of the batch, in nats."""
     n_truth: int
-    """Its tokens to be learned."""
     sources: Mapping[str, SourceLoss]
-    """What each source gave to it, where they are told apart."""
     own: Mapping[str, float | None]
-    """The objective's own figures that are shown in the progress line."""
 
 
 @dataclass(frozen=True)
 class ValidationDone:
-    """A validation: its figures, and one piece as the model sees it."""
+    """A validation (`final` = the longer one that ends a stage): its figures, None where unknown, and one piece as the model sees it."""
 
     final: bool
-    """It is the longer one that ends a stage."""
     loss: float
     bits_per_byte: float | None
     accuracy: float
@@ -147,7 +139,7 @@ class ValidationDone:
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """Why a stage ended early: validations without a better loss, the lowest loss, where it was reached, and the file of that state."""
+    """Why a stage ended early: validations without a better loss, the lowest loss, the run's samples then, and the file of that state."""
 
     stale: int
     loss: float
@@ -157,13 +149,12 @@ class EarlyEnd:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """A stage that is done."""
+    """A stage that is done: its totals, what its sources gave, and, in lines, what of the rows did not become samples (`lost`)."""
 
     name: str
     totals: Mapping[str, int]
     sources: Mapping[str, Mapping[str, Any]]
     lost: list[str]
-    """What of the rows did not become samples, in lines."""
     final: Judged | None
     best: Judged | None
     early: EarlyEnd | None
@@ -171,21 +162,19 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that ends, its plan complete or not."""
+    """A run that ends: `peak_memory` in bytes (None = unknown), and how often code was compiled, and how often of these again (None = it is not compiled)."""
 
     files: RunFiles
     progress: Progress
     best: Judged | None
     final: Judged | None
     peak_memory: int | None
-    """Bytes."""
     graphs: tuple[int, int] | None
-    """How often code was compiled, and how often of these again; None = it is not compiled."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a run stops on request: why, the stage's number (from 1) among all and its name, and what has been done in this process."""
+    """Where a run stops on request: why, the stage's number (from 1) among all and its name, and the samples and steps done since it was opened."""
 
     reason: str
     number: int
