@@ -283,7 +283,7 @@ def run_of(device="cpu", parameters=30_000_000, resumes=(), total=10**6, context
         runner=SimpleNamespace(resumes=list(resumes), runtime=SimpleNamespace(device=torch.device(device))),
         settings=Settings(**settings, explicit=frozenset(settings)), model=SimpleNamespace(module=module, args={"dropout": dropout}),
         stage_settings={"a": SimpleNamespace(batch_size=50, context_len=context_len)},
-        stage_data={"a": SimpleNamespace(samples=lambda: SimpleNamespace(total=total))}, curriculum=SimpleNamespace(remaining=lambda: [(stage, None)]))
+        stage_data={"a": SimpleNamespace(open_samples=lambda: SimpleNamespace(total=total))}, curriculum=SimpleNamespace(remaining=lambda: [(stage, None)]))
 
 
 @pytest.mark.parametrize(("run", "flags"), [
