@@ -41,27 +41,30 @@ def ours(way: dict[str, Any], rows: int, context: int) -> None:
     import numpy as np
     import torch
 
-    from lmplay.data.collate import collate
+    from lmplay.data.batcher import Batch
     from lmplay.data.continuation import Piece
     from lmplay.data.samples import Sample
     from lmplay.data.sentences import Cut
+    from lmplay.device.model import DeviceModel
     from lmplay.device.runtime import Runtime
+    from lmplay.engine.batches import Grouping, TrainBatch
     from lmplay.engine.step import train_step
     from lmplay.exp import build_model, get_experiment
-    from lmplay.optim.optimizers import build_optimizer
+    from lmplay.objectives.next_token import NextToken
+    from lmplay.optim.optimizers import build_optimizers
     from lmplay.plan.settings import Settings
 
     at_once = way.pop("rows_at_once", rows)
     runtime = Runtime(Settings(**way))
     model = build_model(get_experiment("gpt2ish"), vocab_size=VOCABULARY, context_len=context, num_blocks=BLOCKS, embed_dim=WIDTH, num_heads=HEADS, dropout=0.0)
-    wrapped = runtime.wrap(model.to(runtime.device), context, print)
-    optimizer = build_optimizer("adamw", model, 0.0006)
+    device_model = DeviceModel(model, runtime.wrap(model.to(runtime.device), context, print), runtime)
+    optimizers = build_optimizers("adamw", model, 0.0006)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (rows, context + 1))
     pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
-    mini_batches = collate(pieces, at_once, runtime.length_multiple, context, 0,
-                           runtime.joins(model))
+    grouping = Grouping(at_once, runtime.length_multiple, context, runtime.packs(model))
+    batch = TrainBatch(Batch(pieces, {}), grouping.mini_batches(pieces, token_budget=0), 0, [], range(4))
     for _ in range(2):
-        result = train_step(model, wrapped, optimizer, runtime, mini_batches, grad_clip=1.0, watch=range(4), interrupted=lambda: False)
+        result = train_step(device_model, optimizers, NextToken(), batch, grad_clip=1.0, interrupted=lambda: False)
         assert result is not None
         assert torch.isfinite(result.loss_sum)
 

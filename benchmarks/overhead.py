@@ -4,7 +4,7 @@
 
 Each batch is trained on twice, with and without, in alternating order (A B B A …); the median of the differences is compared with the median step. What
 comes in more rarely is measured by itself: writing the statistics files of a long run (every 15 s or less often), and finding the most probable token
-rather than only its logit (the loss needs the latter). The target: all together less than 2 % of a step on a CPU.
+rather than only its logit (the loss needs only the latter). The target: all together less than 2 % of a step on a CPU.
 """
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
-from lmplay.engine import record, stage
+from lmplay.engine import record
+from lmplay.engine.batches import TrainBatch
 from lmplay.engine.interrupt import Interrupt
 from lmplay.engine.opening import open_run
 from lmplay.engine.record import Recorder, try_to_write_stats
 from lmplay.engine.stage import StageRunner
+from lmplay.engine.telling import stage_start
 from lmplay.objectives.linear_cross_entropy import find_largest
 from lmplay.plan.load import plan_from_dataset
 from lmplay.report.report import Report
@@ -42,32 +44,32 @@ class Terminal(io.StringIO):
         return True
 
 
-def timed(work: StageRunner, batch: Any, recorder: Recorder | None) -> tuple[float, float]:
-    """Do a step, and take note of it if there is a recorder.
+def timed(stage: StageRunner, batch: TrainBatch, recorder: Recorder | None) -> tuple[float, float]:
+    """Do a step, and record it if there is a recorder.
 
-    :return: seconds of all of it, and of the taking note alone.
+    :return: seconds of both, and of recording alone.
     """
-    stage.WATCHED_PIECES = 4 if recorder is not None else 0
+    batch = batch if recorder is not None else replace(batch, accuracy_pieces=range(0))
     started = CLOCK()
-    result = work.step(batch)
+    sums = stage.step(batch)
     between = CLOCK()
     if recorder is not None:
-        assert result is not None
-        recorder.record(batch, result)
+        assert sums is not None
+        recorder.record(batch, sums)
     return CLOCK() - started, CLOCK() - between
 
 
-def fill(work: StageRunner) -> None:
-    """Give the histories as many rows as they can have."""
-    for stats in (work.run.runner.stats, work.stats):
-        place = work.run.runner.progress._asdict()
+def fill(stage: StageRunner) -> None:
+    """Fill the histories with as many rows as they can have."""
+    for stats in (stage.run.record.stats, stage.stats):
+        progress = stage.run.record.progress._asdict()
         figures = {"lr": 0.001, "steps": 1.0, "loss_sum": 1 / 3, "n_tokens": 7.0, "step_seconds": 0.1, "words": 3.0, "words_right": 1.0}
         for step in range(len(stats.train), MOST_ROWS):
-            stats.train.add(**{**place, "step": step}, **figures)
+            stats.train.add(**{**progress, "step": step}, **figures)
 
 
 def of_predictions(positions: int, vocabulary: int) -> float:
-    """Measure what the place of the largest logit costs beyond its value; seconds."""
+    """Measure what the index of the largest logit costs beyond its value; seconds."""
     logits = torch.randn(positions, vocabulary)
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(40):
@@ -85,40 +87,41 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
         report = Report(["lmp_trainer", *flags], quiet=False)
         run = open_run(settings, plan_from_dataset("builtin:tales"), report, interrupt, open_callbacks(settings.track, settings.callback, print))
         assert run is not None
-        with run:
-            [(stage, state)] = run.curriculum.remaining()
-            work = StageRunner(run, stage, state)
+        with run.closing:
+            [open_stage] = run.stages.values()
+            stage = StageRunner(run, open_stage)
+            stage.begin()
             write_seconds, record._WRITE_SECONDS = record._WRITE_SECONDS, 1e9
-            recorder, sys.stderr = Recorder(run, work), Terminal()
-            report.start_stage(run, work)
-            batches = [work.next_batch() for _ in range(arguments.rounds + 2)]
-            with_, without, noted = [], [], []
+            recorder, sys.stderr = Recorder(run, stage), Terminal()
+            report.start_stage(stage_start(run, stage))
+            batches = [batch for _ in range(arguments.rounds + 2) if (batch := stage.next_batch()) is not None]
+            with_, without, recorded = [], [], []
             for number, batch in enumerate(batches):
                 for watched in (True, False) if number % 2 else (False, True):
-                    seconds, of_note = timed(work, batch, recorder if watched else None)
+                    seconds, of_record = timed(stage, batch, recorder if watched else None)
                     if number >= 2:  # the first ones find memory and threads
                         (with_ if watched else without).append(seconds)
                         if watched:
-                            noted.append(of_note)
-            fill(work)
+                            recorded.append(of_record)
+            fill(stage)
             started = CLOCK()
-            try_to_write_stats(run)
+            try_to_write_stats(run, run.record)
             took = CLOCK() - started
             writing = took / max(write_seconds, took / record._WRITE_SHARE)
             sys.stderr = sys.__stderr__
-            positions = int(median(batch.n_truth for batch in batches if batch is not None))
-            show(with_, without, noted, writing, of_predictions(positions, run.model.tokenizer.vocab_size))
+            positions = int(median(batch.batch.n_truth for batch in batches))
+            show(with_, without, recorded, writing, of_predictions(positions, run.model.tokenizer.vocab_size))
 
 
-def show(with_: list[float], without: list[float], noted: list[float], writing: float, predictions: float) -> None:
+def show(with_: list[float], without: list[float], recorded: list[float], writing: float, predictions: float) -> None:
     """Print the figures."""
     step = median(without)
     difference = median(a - b for a, b in zip(with_, without, strict=True)) / step
     rows = [("step without", f"{step * 1000:.1f} ms"), ("difference of the pairs", f"{difference:+.2%}"),
-            ("  of it, taking note of the step", f"{median(noted) / step:.2%}"),
+            ("  of it, recording the step", f"{median(recorded) / step:.2%}"),
             ("statistics files of a long run", f"{writing:.2%}"), ("the most probable tokens", f"{predictions / step:.2%}"),
             ("all together, by the difference", f"{difference + writing + predictions / step:.2%}"),
-            ("all together, by taking note", f"{median(noted) / step + writing + predictions / step:.2%}")]
+            ("all together, by recording", f"{median(recorded) / step + writing + predictions / step:.2%}")]
     for name, value in rows:
         print(f"{name:<45}{value:>10}")
 
@@ -130,5 +133,5 @@ if __name__ == "__main__":
     parser.add_argument("flags", nargs="*", help="more flags of lmp_trainer, after --")
     arguments = parser.parse_args()
     CLOCK = time.process_time if arguments.cpu_time else time.perf_counter
-    with tempfile.TemporaryDirectory() as place:
-        measure(arguments, Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        measure(arguments, Path(folder))

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from lmplay.stats.figures import Progress
-from lmplay.stats.histories import ModelStats, write_stats
+from lmplay.stats.totals import ModelStats
+from lmplay.stats.writing import write_stats
 
 
 def write_long(folder: Path, rows: int) -> int:

@@ -114,7 +114,7 @@ def run_counted(folder: Path) -> None:
     from lmplay.train.__main__ import main
 
     for owner, function, name in ((opening, "open_stages", "data opened"), (opening, "make_tokenizer", "tokenizer"), (model_spec.ModelSpec, "build", "model"),
-                                  (opening, "build_optimizer", "optimizer"), (stage.StageRunner, "__init__", "stage begun"),
+                                  (opening, "build_optimizers", "optimizer"), (stage.StageRunner, "begin", "stage begun"),
                                   (stage.StageRunner, "next_batch", "wait for the batch"), (stage.StageRunner, "step", "first step")):
         setattr(owner, function, SHARES.count(name, getattr(owner, function)))
     main(trainer(folder))
@@ -129,5 +129,5 @@ if __name__ == "__main__":
         run_counted(arguments.counted)
     else:
         measure(arguments.pairs)
-        with tempfile.TemporaryDirectory() as place:
-            timed([sys.executable, __file__, "--counted", place])
+        with tempfile.TemporaryDirectory() as folder:
+            timed([sys.executable, __file__, "--counted", folder])

@@ -1,10 +1,10 @@
-"""Tries to lose a run: kills at random and in the middle of saves, full and read-only disks, damaged files. Prints what survived; lost must be 0.
+"""Tries to lose a run: kills at random and during saves, full and read-only disks, damaged files. Prints what survived; lost must be 0.
 
     python benchmarks/torture.py --quick              # some minutes
     python benchmarks/torture.py --kills 200 --minutes 60 --seed 1
 
-One run is killed again and again, after each kill its newest file is looked at, and in the end its files must be, bit for bit, those of a run that nobody
-touched. Every fault after that starts from a copy of a run that was stopped in the middle. As root the disks are small ones in memory (tmpfs).
+One run is killed again and again. After each kill its newest file is verified, and in the end its files must be, bit for bit, those of an undisturbed run.
+Every other fault starts from a copy of a run that was stopped in the middle. As root the disks are small ones in memory (tmpfs).
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from lmplay.checkpoints.format import verify
 
 NAME = "gpt2ish_model"
 SAMPLES_PER_KILL = 25
-# Length of the runs that the other faults befall.
+# Length of the runs for the other faults.
 SAMPLES = 120
 
 
@@ -54,7 +54,7 @@ class Row:
 
 
 class Torture:
-    """A plan, a command, and folders to run it in."""
+    """A plan, and the command that runs it."""
 
     def __init__(self, folder: Path, samples: int):
         folder.mkdir()
@@ -85,7 +85,7 @@ class Torture:
 
 
 def kill_once(torture: Torture, out: Path, dice: random.Random, aimed: bool, number: int) -> int | None:
-    """Start the run and kill it, at a random time or while a save is being written; its exit code, None = it came to its end before."""
+    """Start the run and kill it, at a random time or during a save; return its exit code, None = it ended before."""
     process = torture.start(out)
     saved = out / f"{NAME}.lmp"
     began = saved.stat().st_mtime_ns if saved.exists() else 0
@@ -98,7 +98,7 @@ def kill_once(torture: Torture, out: Path, dice: random.Random, aimed: bool, num
     else:
         seconds = dice.uniform(0, 1.5)
         while process.poll() is None and dice.random() < 0.998 and not (saved.exists() and saved.stat().st_mtime_ns != began):
-            time.sleep(0.01)  # most of the time until a first save, sometimes in start-up
+            time.sleep(0.01)  # mostly until the first save, sometimes in start-up
         time.sleep(seconds)
     if process.poll() is None:
         process.send_signal(number)
@@ -107,13 +107,13 @@ def kill_once(torture: Torture, out: Path, dice: random.Random, aimed: bool, num
 
 
 def whole(out: Path) -> bool:
-    """See that the newest file is whole, if a save has ever ended."""
+    """Tell whether the newest file is whole, if there has been a save."""
     path = out / f"{NAME}.lmp"
     return verify(path) is True if path.exists() else not any(out.glob(f"{NAME}*.lmp"))
 
 
 def same(reference: Path, out: Path) -> bool:
-    """Compare all but older states, and what was damaged."""
+    """Compare all files but older states and damaged ones."""
     if not out.exists():
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def same(reference: Path, out: Path) -> bool:
 
 
 def kills(torture: Torture, reference: Path, out: Path, count: int, until: float, seed: int) -> list[Row]:
-    """Kill one run again and again, then let it end."""
+    """Kill one run again and again, then let it finish."""
     dice = random.Random(seed)
     rows = {(aimed, number): Row(f"{signal.Signals(number).name} {'in a save' if aimed else 'at any time'}") for aimed in (True, False)
             for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)}
@@ -132,7 +132,7 @@ def kills(torture: Torture, reference: Path, out: Path, count: int, until: float
         aimed, number = dice.random() < 0.6, dice.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
         code = kill_once(torture, out, dice, aimed, number)
         if code is None:
-            print(f"the run came to its end after {done} kills; more --samples-per-kill would let it live longer")
+            print(f"the run ended after {done} kills; more --samples-per-kill makes it longer")
             break
         row = rows[aimed, number]
         row.tries, row.lost, done = row.tries + 1, row.lost + (not whole(out)), done + 1
@@ -144,7 +144,7 @@ def kills(torture: Torture, reference: Path, out: Path, count: int, until: float
 
 
 def damages() -> dict[str, Callable[[Path], None]]:
-    """Ways to harm a file."""
+    """Ways to damage a file."""
     def flip(path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[random.Random(len(data)).randrange(len(data))] ^= 16
@@ -156,15 +156,15 @@ def damages() -> dict[str, Callable[[Path], None]]:
 
 
 def damaged_files(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Iterator[Row]:
-    """Harm the newest file, and the newest two."""
-    for what, harm in damages().items():
+    """Damage the newest file, and the newest two."""
+    for what, damage in damages().items():
         for parts in (("",), ("", ".prev-1")):
             out = shutil.copytree(stopped, folder / "damaged")
             row = Row(f"{what}, {'newest' if len(parts) == 1 else 'newest two'}", tries=1)
             for part in parts:
-                harm(out / f"{NAME}{part}.lmp")
+                damage(out / f"{NAME}{part}.lmp")
             output = torture.finish(out, row)[1]
-            row.message = next((line for line in output.splitlines() if "going on from" in line), "no word about it")
+            row.message = next((line for line in output.splitlines() if "going on from" in line), "no message about it")
             row.lost = int(not same(reference, out))
             shutil.rmtree(out)
             yield row
@@ -172,10 +172,10 @@ def damaged_files(torture: Torture, reference: Path, stopped: Path, folder: Path
 
 @contextlib.contextmanager
 def disk(folder: Path, size: int) -> Iterator[Path]:
-    """Make a small disk; RuntimeError where that is not allowed."""
+    """Mount a small disk; raises RuntimeError where that is not allowed."""
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True, check=False).returncode:
-        raise RuntimeError("no right to mount a disk")
+        raise RuntimeError("no permission to mount a disk")
     try:
         yield folder
     finally:
@@ -183,7 +183,7 @@ def disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 def disks(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Iterator[Row]:
-    """Disks that are full or read-only, and come right again."""
+    """Disks that are full or read-only for a while."""
     size = sum(path.stat().st_size for path in stopped.iterdir()) * 6
     with disk(folder / "small", 120_000) as place:
         row = Row("disk too small from the start", tries=1)
@@ -204,7 +204,7 @@ def disks(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Ite
                         file.write(bytes(4096))
                         file.flush()
             else:
-                subprocess.run(["mount", "--bind", str(place), str(place)], check=True)  # a second face of it, that may not be written
+                subprocess.run(["mount", "--bind", str(place), str(place)], check=True)  # a second mount of it, read-only
                 subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
             output = process.communicate(timeout=900)[0]
             row.codes[process.returncode] += 1
@@ -220,12 +220,12 @@ def disks(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Ite
 
 
 def limited(torture: Torture, reference: Path, stopped: Path, folder: Path) -> Row:
-    """Files that may not grow to the size of a state."""
+    """Files that are limited to less than the size of a state."""
     out = shutil.copytree(stopped, folder / "limited")
     most = (out / f"{NAME}.lmp").stat().st_size // 2
     row = Row("files limited to half a state", tries=1)
     output = torture.finish(out, row, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))[1]
-    row.message = next((line for line in output.splitlines() if "could not be written" in line), "no word about it")
+    row.message = next((line for line in output.splitlines() if "could not be written" in line), "no message about it")
     kept = whole(out)
     torture.finish(out, row)
     row.lost = int(not (kept and same(reference, out)))
@@ -233,7 +233,7 @@ def limited(torture: Torture, reference: Path, stopped: Path, folder: Path) -> R
 
 
 def untouched(folder: Path, samples: int) -> tuple[Torture, Path]:
-    """Make a plan, and what a run of it leaves that nobody touches."""
+    """Make a plan, and run it undisturbed for comparison."""
     torture, reference = Torture(folder, samples), folder / "reference"
     code, output = torture.finish(reference)
     assert code == 0, output
@@ -241,11 +241,11 @@ def untouched(folder: Path, samples: int) -> tuple[Torture, Path]:
 
 
 def main() -> int:
-    """Do it all, and print the table."""
+    """Run all, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=60.0, help="no more kills after this time")
-    parser.add_argument("--samples-per-kill", type=int, default=SAMPLES_PER_KILL, help="length of the run: what it does between two kills, about")
+    parser.add_argument("--samples-per-kill", type=int, default=SAMPLES_PER_KILL, help="length of the run: the samples between two kills, about")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--quick", action="store_true", help="12 kills")
     options = parser.parse_args()

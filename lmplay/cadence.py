@@ -1,4 +1,4 @@
-"""Every "is it time?" of the project, as a function of two counts: no state, so a resume cannot lose it.  Ground floor."""
+"""When to save and to validate: a function of two counts, with no state that a resume could lose."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Every:
     """Due each time a running count crosses a multiple of `interval` (0 = never).
 
-    A batch may jump over several multiples: that is one due time, not several.
+    A batch may cross several multiples: it is due once then.
     """
 
     interval: int
@@ -18,6 +18,6 @@ class Every:
 
         :param before: the count before the event.
         :param after: the count after it, at least `before`.
-        :return: True if it is time.
+        :return: True if it is due.
         """
         return self.interval > 0 and after // self.interval > before // self.interval

@@ -1,4 +1,4 @@
-"""Writing files so that, whatever happens, the old or the new one is whole.  Ground floor."""
+"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks; reading JSON and YAML."""
 from __future__ import annotations
 
 import errno
@@ -18,10 +18,10 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
 def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: Callable[[Path], None] | None = None) -> None:
     """Write a file under a temporary name, sync it, rename it over the old one and sync the folder.
 
-    :param path: the file to make or to replace.
-    :param write: is given the open temporary file (binary) and writes all of the contents.
-    :param before_rename: is called with the temporary file, when it is whole and the old one still has its name.
-    :raises OSError: when the disk is full or the folder cannot be written; the old file is then untouched.
+    :param path: the file to create or to replace.
+    :param write: writes all of the contents into the open temporary file (binary).
+    :param before_rename: called with the complete temporary file, while the old file still has its name.
+    :raises OSError: when the disk is full or the folder is not writable; the old file is untouched then.
     """
     temporary = _temporary(path)
     try:
@@ -44,9 +44,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def link_atomic(path: Path, other: Path) -> None:
-    """Give a whole file a second name, replacing what had that name; copies where links are not supported.
+    """Link a file to a second name, replacing the file that had it; copy the file where links are not supported.
 
-    :param path: the file that exists.
+    :param path: the existing file.
     :param other: its second name, on the same disk.
     """
     temporary = _temporary(other)
@@ -61,10 +61,10 @@ def link_atomic(path: Path, other: Path) -> None:
 
 
 def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
-    """Remove temporary files of processes that were killed while they wrote.
+    """Remove temporary files of processes that were killed while writing.
 
-    :param folder: where they would be.
-    :param ours: tells by the name of the file that was to be written whether it is for the caller to clean up.
+    :param folder: where to look.
+    :param ours: given the name of the file that was being written, tells whether its temporary file may be removed.
     """
     for path in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(path.name)
@@ -73,22 +73,22 @@ def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process of this machine is there."""
+    """Tell whether a process of this machine is running."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        pass  # it is there, and somebody else's
+        pass  # it is running, and belongs to another user
     return True
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """See that a file will fit on the disk, before any of it is written.
+def check_free_bytes(folder: Path, needed: int) -> None:
+    """Check that a file will fit on the disk, before any of it is written.
 
     :param folder: where it will be.
     :param needed: its size in bytes.
-    :raises OSError: ENOSPC, with the bytes that are needed and there.
+    :raises OSError: ENOSPC, with the bytes that are needed and free.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -96,25 +96,25 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def check_folder(path: Path, what: str) -> None:
-    """See that a folder can be written, or made, without making anything.
+    """Check that a folder is writable or can be created, without creating anything.
 
     :param path: the folder.
-    :param what: what the user calls it, for the message.
-    :raises UserError: when it cannot.
+    :param what: its name in the message.
+    :raises UserError: when it is not.
     """
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "is not a folder" if not nearest.is_dir() else "may not be written"
-        raise UserError(f"{what} {path}: {nearest} {reason}; choose another folder or mend its rights.")
+        reason = "is not a folder" if not nearest.is_dir() else "is not writable"
+        raise UserError(f"{what} {path}: {nearest} {reason}; choose another folder or change its permissions.")
 
 
 def make_folder(path: Path, what: str) -> Path:
-    """Create a folder with its parents and see that it can be written.
+    """Create a folder with its parents and check that it is writable.
 
     :param path: the folder.
-    :param what: what the user calls it, for the message.
+    :param what: its name in the message.
     :return: the same path.
-    :raises UserError: when it cannot be made or written.
+    :raises UserError: when it cannot be created or is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def make_folder(path: Path, what: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(f"{what} {path}: cannot be written ({error.strerror or error}); choose another folder or mend its rights.") from None
+        raise UserError(f"{what} {path}: cannot be written ({error.strerror or error}); choose another folder or change its permissions.") from None
     return path
 
 
@@ -130,9 +130,9 @@ def read_json_or_yaml(path: Path, what: str) -> Any:
     """Read a JSON file, or a YAML one when its name ends in .yaml or .yml.
 
     :param path: the file.
-    :param what: what it is, for the message ("plan", "settings file").
+    :param what: its name in the message ("plan", "settings file").
     :return: the parsed value.
-    :raises UserError: when it is missing, unreadable, or not valid; says line and column.
+    :raises UserError: when it is missing, unreadable, or not valid, with line and column.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -149,34 +149,34 @@ def read_json_or_yaml(path: Path, what: str) -> Any:
             where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise UserError(f"{what} {path}{where}: not valid YAML ({getattr(error, 'problem', None) or error}).") from None
     try:
-        return json.loads(text, object_pairs_hook=_no_twins)
+        return json.loads(text, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
         raise UserError(f"{what} {path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}).") from None
-    except _Twin as error:
+    except _DuplicateKey as error:
         raise UserError(f"{what} {path}: the key '{error}' stands twice in one object; JSON keeps only the last. Rename one.") from None
 
 
-class _Twin(Exception):
+class _DuplicateKey(Exception):
     """A JSON object has a key twice."""
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict, refusing a key that comes twice (a stage would vanish without a word)."""
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a dict; raises :class:`_DuplicateKey` (a stage would vanish silently)."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise _Twin(key)
+            raise _DuplicateKey(key)
         result[key] = value
     return result
 
 
 def _temporary(path: Path) -> Path:
-    """Name the file that something is written into before it gets its own name; :data:`_TEMPORARY` reads it back."""
+    """Return the temporary name of a file while it is written; :data:`_TEMPORARY` matches it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
-    """Write bytes, returning nothing (a callback for :func:`write_atomic`)."""
+    """Write bytes and return nothing, as :func:`write_atomic` wants it."""
     file.write(data)
 
 

@@ -1,6 +1,12 @@
-"""How names, counts and durations are written.  Stats floor: nothing imported."""
+"""How names, counts, durations and bytes are written, and what counts as a word.  Ground floor."""
 from __future__ import annotations
 
+import re
+
+# Scripts that are written without spaces: Thai, Lao, Khmer, kana, Han.
+_SPACELESS = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+# A word or punctuation mark: one of their characters; a word of the other scripts; a mark.
+WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]")
 SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -44,3 +50,14 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m {rest:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def clock(seconds: float) -> str:
+    """Write the time that is left as h:mm:ss."""
+    minutes, seconds = divmod(max(round(seconds), 0), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def bytes_in_words(n_bytes: int) -> str:
+    """Write a number of bytes: ``3.5 MiB``, ``1.25 GiB``."""
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

@@ -1,1 +1,1 @@
-"""Checkpoint files: their format, the states kept of a model, saving behind the training, and what a run goes on from."""
+"""Checkpoint files: their format and rotation, saving in the background, and which state a run resumes from."""

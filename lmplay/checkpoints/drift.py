@@ -1,50 +1,38 @@
-"""What is not as it was when a checkpoint was written: every difference is told.  What would change the meaning of the past is refused elsewhere
-(`Curriculum.check_past`, `engine.run`).  Engine floor, no torch.
+"""What differs from when a checkpoint was written: every difference is told.  What would change the meaning of the past is refused elsewhere
+(`Curriculum.check_past`, `engine.opening`).  No torch.
 """
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from ..plan.curriculum import Curriculum, changes_to_come, show
 from ..plan.load import plan_from_json
+from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan
-from ..plan.settings import Settings, StageSettings, resolve_stage
+from ..plan.settings import Settings, StageSettings, resolve_stage, setting_names
 from . import format as checkpoint
 
-# Settings that shape what is trained, by stage: told as they come out there, below flags and plan.
-_BY_STAGE = ("batch_size", "context_len", "lr", "weight_decay", "grad_clip")
-# Settings that the model file decides, the plan's comparison covers, or that say where and how long, not what.
-_ASIDE = {*_BY_STAGE, "exp", "num_blocks", "embed_dim", "num_heads", "dropout", "tied_head", "tokenizer", "model", "initial_model", "reset_history",
-          "training_plan", "dataset", "save_datasets", "out_dir", "check_grads", "ignore_optimizer", "device", "resume", "save_weights_only", "time_limit",
-          "max_steps", "max_samples_this_run", "tune_allocator", "keep", "data_workers", "accept_changed_data", "describe", "inspect",
-          "check_plan", "show_samples", "show_batch", "json", "explicit", "track", "callback", "sample_prompts", "sample_tokens", "quiet", "verbose",
-          "log_json"}
-# Settings that change the order of sums, no more.
-_BITS = {"mini_batch_size", "mini_batch_tokens", "pack", "compile_model", "compile_mode", "compile_backend", "activation_checkpointing",
-         "activation_memory_budget", "device", *checkpoint.versions()}
+# Settings that are compared by stage, below flags and plan.
+_BY_STAGE = [flag.name for flag in FLAGS if flag.change is Change.BY_STAGE]
 
 
-def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings], device: str) -> list[str]:
+def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> list[str]:
     """List every difference between a checkpoint and the run that goes on from it.
 
     :param settings: the run's.
     :param stored: the checkpoint.
     :param curriculum: restored from it.
     :param stage_settings: what holds for each stage that is left.
-    :param device: where the run computes.
     :return: a line for each.
     """
-    runner, model = stored["runner"]["state_args"], stored["model"]["state_args"]
-    before = _settings(runner["settings"])
+    model = stored["model"]["state_args"]
+    before = _settings(stored["runner"]["state_args"]["settings"])
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
-    pairs = [(name, stored["versions"].get(name), version) for name, version in checkpoint.versions().items()]
-    pairs.append(("device", runner.get("device", device), device))
-    pairs += [(f"--{name.replace('_', '-')}", getattr(before, name), getattr(settings, name)) for name in
-              (entry.name for entry in fields(Settings)) if name not in _ASIDE]
-    lines = [f"{name} {_word(old)} -> {_word(new)}" + (" (bits may differ)" if name.strip("-").replace("-", "_") in _BITS else "")
-             for name, old, new in pairs if old != new]
+    pairs = [(name, stored["versions"].get(name), version, True) for name, version in checkpoint.versions().items()]
+    pairs += [(f"--{flag.name.replace('_', '-')}", getattr(before, flag.name), getattr(settings, flag.name), flag.change is Change.BITS)
+              for flag in FLAGS if flag.change in (Change.TOLD, Change.BITS)]
+    lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]
     lines += _by_stage(before, curriculum.plan, stage_settings, model["args"]["context_len"])
     lines += changes_to_come(plan, curriculum.plan, begun)
     return lines + _for_new_models(curriculum.plan, model)
@@ -60,12 +48,11 @@ def foreign_sizes(settings: Settings, plan: Plan) -> list[str]:
 
 def _settings(stored: dict[str, Any]) -> Settings:
     """Make settings of what a checkpoint has of them; flags that it does not know have their defaults."""
-    known = {entry.name for entry in fields(Settings)}
-    return Settings(**{name: value for name, value in stored.items() if name in known and name != "given"}, explicit=frozenset(stored["given"]))
+    return Settings(**{name: stored[name] for name in setting_names() if name in stored}, explicit=frozenset(stored["given"]))
 
 
 def _by_stage(before: Settings, plan: Plan, stage_settings: dict[str, StageSettings], context_len: int) -> list[str]:
-    """List what the flags now change in the stages that are left: a stage may say something itself, and then only a typed flag counts."""
+    """List what the flags now change in the stages that are left; where a stage sets a value itself, only a typed flag changes it."""
     found: dict[str, list[str]] = {}
     for stage in plan.stages:
         if stage.name in stage_settings:
@@ -77,7 +64,7 @@ def _by_stage(before: Settings, plan: Plan, stage_settings: dict[str, StageSetti
 
 
 def _for_new_models(plan: Plan, model: dict[str, Any]) -> list[str]:
-    """List what the plan says of new models, where this one is otherwise."""
+    """List what the plan says of new models where this model differs."""
     there = {"exp": model["experiment"], **model["args"]}
     asked = {**plan.model.model_dump(exclude_none=True, exclude={"settings"}), **(plan.model.settings or {})}
     lines = [f"$model {name} {show(value)} of the plan is for new models; this one has {show(there[name])}"

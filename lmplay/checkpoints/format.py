@@ -1,6 +1,6 @@
-"""The .lmp file: one dictionary of plain values and tensors, whole or absent.  Engine floor.
+"""The .lmp file: a dictionary of plain values and tensors.
 
-It is what `torch.save` writes, a zip archive, whose comment is a checksum of all bytes before it: `torch.load(…, weights_only=True)` reads it directly.
+It is the zip archive that `torch.save` writes, with a checksum of all bytes before it as the archive's comment: `torch.load(…, weights_only=True)` reads it.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import torch
 import xxhash
+from torch import nn
 
 from .. import __version__
 from ..component import Component
@@ -22,65 +23,55 @@ from ..files import write_atomic
 FORMAT = 1
 COMPONENTS = ("curriculum", "model", "runner", "optimizers", "lr_schedulers")
 
-# An archive ends with the length of its comment (2 bytes, 0 when torch.save has written it) and the comment: this and 32 hexadecimal digits.
+# An archive ends with the length of its comment (2 bytes; 0 in what torch.save writes) and the comment: this mark and 32 hexadecimal digits.
 _MARK = b"lmplay xxh3-128 "
 _COMMENT = len(_MARK) + 32
 _NO_COMMENT = b"\0\0"
-# The record that ends an archive without a comment.
+# The last record of an archive without a comment.
 _END, _END_SIZE = b"PK\5\6", 22
-# Bytes that are summed up and written, or read, at once: between two, a writer that has been cancelled stops.
+# Bytes that are read or written at once; a write can be cancelled between two chunks.
 _CHUNK = 1 << 23
 
 
 class Cancelled(OSError):
-    """A file was not finished because nobody waits for it any more."""
+    """The write was cancelled before the file was complete."""
 
 
 class Damaged(UserError):
-    """A file is not whole; another one may be."""
+    """A file is damaged; another one may be whole."""
 
 
 def content_of(components: Sequence[Component]) -> dict[str, Any]:
-    """Give what a file holds of components; the tensors are theirs, not copies."""
+    """Return what a checkpoint of these components holds; the tensors are not copied."""
     content: dict[str, Any] = {"format": FORMAT, "versions": versions()}
     return content | {component.name: {"state_args": component.state_args(), "state": component.state()} for component in components}
 
 
 def versions() -> dict[str, str]:
-    """Say what writes a checkpoint."""
+    """Return the versions of lmplay, torch and Python."""
     return {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Write a file with its checksum: a temporary one, synced, renamed.
+    """Write a file with its checksum: first under a temporary name, synced, then renamed.
 
-    :param path: the file to make or to replace.
+    :param path: the file to create or to replace.
     :param content: plain values and tensors.
-    :param before_rename: is called with the temporary file, when it is whole and the old one still has its name.
-    :param cancelled: asked again and again; True stops the writing.
-    :raises OSError: when it cannot be written; :class:`Cancelled` when it was not to be. The file that was there is untouched.
+    :param before_rename: called with the complete temporary file, while the old file still has its name.
+    :param cancelled: called between chunks; True cancels the write.
+    :raises OSError: when the file cannot be written; :class:`Cancelled` when the write was cancelled. The old file is untouched then.
     """
     write_atomic(path, lambda file: _write(content, file, cancelled), before_rename)
 
 
-def save_weights(path: Path, model: dict[str, Any]) -> None:
-    """Write the model alone: neither optimizer nor history.
-
-    :param path: the file.
-    :param model: the model component, as a checkpoint has it.
-    :raises OSError: when it cannot be written.
-    """
-    write(path, {"format": FORMAT, "versions": versions(), "model": model})
-
-
 def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
-    """Read a checkpoint; nothing in it is executed.
+    """Read a checkpoint; no code in it is executed.
 
     :param path: the file.
     :param parts: the components that it must have.
     :return: its content, tensors on the CPU.
-    :raises Damaged: when it is not whole, or no checkpoint of ours.
-    :raises UserError: when it may not be read, or has a version that is not known.
+    :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
+    :raises UserError: when the file cannot be read, or its format version is unknown.
     """
     keep = "It is left as it is; choose another --model, or --reset-history to start anew beside it."
     content = read(path, keep)
@@ -94,15 +85,15 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
 
 
 def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -> dict[str, Any]:
-    """Read whatever a file of ours holds.
+    """Read a checkpoint or a file of weights alone.
 
     :param path: the file.
-    :param advice: ends the message.
+    :param advice: appended to the message of :class:`Damaged`.
     :param mmap: leave the tensors on the disk until they are used.
-    :param check: see that the checksum is right.
-    :return: its content; it has a "format".
-    :raises Damaged: when it is not whole, or not ours.
-    :raises UserError: when it may not be read.
+    :param check: verify the checksum.
+    :return: its content, with the key "format".
+    :raises Damaged: when the file is damaged or not a file of lmplay.
+    :raises UserError: when the file cannot be read.
     """
     try:
         if check and verify(path) is False:
@@ -114,7 +105,7 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
         raise Damaged(f"model {path}: cannot be read ({error.strerror or error}). {advice}") from None
     except UserError:
         raise
-    except Exception as error:  # damaged bytes fail in any way at all
+    except Exception as error:  # damaged bytes can raise anything
         raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {advice}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise Damaged(f"model {path}: not a checkpoint of lmplay. {advice}")
@@ -125,8 +116,8 @@ def verify(path: Path) -> bool | None:
     """Compare a file's bytes with its checksum.
 
     :param path: the file.
-    :return: whether it is right; None for an archive without one (torch.save wrote it, or lmplay 0.1).
-    :raises OSError: when it cannot be read.
+    :return: whether the checksum is right; None for an archive without one (written by torch.save or lmplay 0.1).
+    :raises OSError: when the file cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -138,64 +129,94 @@ def verify(path: Path) -> bool | None:
         if not comment.startswith(_MARK):
             return None if tail[-_END_SIZE:].startswith(_END) and tail.endswith(_NO_COMMENT) else False
         file.seek(0)
-        found = xxhash.xxh3_128()
+        checksum = xxhash.xxh3_128()
         left = size - _COMMENT - len(_NO_COMMENT)
         buffer = memoryview(bytearray(min(_CHUNK, left)))
         while left and (count := file.readinto(buffer[:left])):
-            found.update(buffer[:count])
+            checksum.update(buffer[:count])
             left -= count
-    return comment == _MARK + _finish(found) and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
+    checksum.update(_NO_COMMENT)  # as torch has written it
+    return comment == _MARK + _digits(checksum) and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
 
 
 def stage_file(path: Path, stage: str) -> Path:
-    """Name the file that keeps the newest state within a stage."""
+    """Return the path of the file with the newest state of a stage."""
     return path.with_name(f"{path.stem}.{stage}{path.suffix}")
 
 
-class _Summed:
-    """A file that sums up what is written to it."""
+def checkpoint_bytes(module: nn.Module, optimizer_bytes: int) -> int:
+    """Estimate the size of a checkpoint before there is one, in bytes: weights and buffers (shared ones once), and the optimizer's state.
+
+    :param module: the raw model; may be on "meta".
+    :param optimizer_bytes: of the optimizer's state.
+    """
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + optimizer_bytes
+
+
+def content_bytes(content: dict[str, Any]) -> int:
+    """Estimate the size of the file of a content, in bytes: its tensors, about 9 bytes for each plain value, and 64 KiB."""
+    def plain(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(map(plain, value.values()))
+        return 9 * len(value) if isinstance(value, (str, list)) else 9
+
+    return tensor_bytes(content) + plain(content) + (1 << 16)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in nested values; memory that several share counts once."""
+    storages: dict[int, int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict):
+            list(map(visit, value.values()))
+        elif isinstance(value, (list, tuple)) and not isinstance(next(iter(value), None), (int, float, str)):  # columns of numbers can be long
+            list(map(visit, value))
+
+    visit(value)
+    return sum(storages.values())
+
+
+class _Hashed:
+    """A file that hashes what is written to it."""
 
     def __init__(self, file: IO[bytes], cancelled: Callable[[], bool]):
         self._file, self._cancelled = file, cancelled
-        self.sum = xxhash.xxh3_128()
+        self.hash = xxhash.xxh3_128()
 
     def write(self, data: Any) -> int:
-        """Write bytes."""
+        """Write bytes; raises :class:`Cancelled`."""
         view = memoryview(data)
         for start in range(0, len(view), _CHUNK):
             if self._cancelled():
                 raise Cancelled(errno.ECANCELED, "cancelled")
             part = view[start:start + _CHUNK]
             self._file.write(part)
-            self.sum.update(part)
+            self.hash.update(part)
         return len(view)
 
     def flush(self) -> None:
-        """Write what is in the buffer."""
+        """Flush the file."""
         self._file.flush()
 
 
 def _write(content: dict[str, Any], file: IO[bytes], cancelled: Callable[[], bool]) -> None:
-    """Write the content; a disk that is full is an OSError, also where torch's writer makes something else of it."""
-    summed = _Summed(file, cancelled)
+    """Write the content and the checksum; raises OSError, also where torch's writer turns one (such as a full disk) into a RuntimeError."""
+    hashed = _Hashed(file, cancelled)
     try:
-        torch.save(content, summed)  # type: ignore[arg-type]
+        torch.save(content, hashed)  # type: ignore[arg-type]
     except RuntimeError as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__context__
         raise cause or OSError(errno.EIO, str(error).splitlines()[0]) from error
-    # The checksum is that of the archive as it is now; then only the comment and its length are added.
+    # The checksum is that of the archive as torch has written it; the comment and its length are added afterwards.
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_COMMENT.to_bytes(2, "little") + _MARK + _finish_written(summed.sum))
+    file.write(_COMMENT.to_bytes(2, "little") + _MARK + _digits(hashed.hash))
 
 
-def _finish(bytes_before: Any) -> bytes:
-    """Give the digits for an archive of which all but the length of the comment has been summed up."""
-    bytes_before.update(_NO_COMMENT)
-    return _finish_written(bytes_before)
-
-
-def _finish_written(summed: Any) -> bytes:
-    """Give the digits."""
-    return str(summed.hexdigest()).encode()
+def _digits(checksum: Any) -> bytes:
+    """Return a checksum as hexadecimal digits."""
+    return str(checksum.hexdigest()).encode()

@@ -1,7 +1,7 @@
-"""One run at a time writes to a model file.  Engine floor, no torch.
+"""A lock, so that one run at a time writes to a model file.  No torch.
 
-The lock is the system's (POSIX record locks): it ends with its process, however that ends, and is not inherited by processes that are forked. On a network
-file system it holds between machines only where the file server supports locks. Where there are none (Windows, some file servers), nothing is locked.
+It is a POSIX record lock: the system releases it when the process ends, however that happens, and forked processes do not inherit it. On a network
+file system it works between machines only where the file server supports locks. Where there are no such locks (Windows, some file servers), nothing is locked.
 """
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-# Runs that take and leave the same lock at the same moment do not do so for ever; a file system where a file is never the same twice does.
+# Another run may remove the lock file at the same moment, which calls for another try; on some file systems a file never seems to be the same.
 _TRIES = 100
 
 
 class Lock:
-    """The right to write to a model file and to what belongs to it."""
+    """The lock of a model file and of the files that belong to it."""
 
     def __init__(self, path: Path):
         """
-        :param path: NAME.lmp; the lock is the hidden file .NAME.lock beside it, there as long as the run is.
+        :param path: NAME.lmp; the lock is the hidden file .NAME.lock beside it, which exists as long as the run.
         """
         self._model = path
         self._path = path.with_name(f".{path.stem}.lock")
@@ -36,7 +36,7 @@ class Lock:
     def take(self) -> None:
         """Take the lock, if it is not held already.
 
-        :raises UserError: when another process holds it (says which), or the file cannot be made.
+        :raises UserError: when another process holds it (names the process), or the file cannot be created.
         """
         tries = _TRIES
         while self._handle is None and fcntl is not None:
@@ -44,21 +44,21 @@ class Lock:
                 handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             except OSError as error:
                 raise UserError(f"model {self._model}: {self._path.name} beside it cannot be written ({error.strerror or error}); "
-                                "choose another --model or mend the rights.") from None
+                                "choose another --model or change the permissions.") from None
             if not _lock(handle):
                 holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
                 os.close(handle)
                 raise UserError(f"model {self._model}: is being trained by {holder}. Wait for it or stop it, or choose another --model.")
             tries -= 1
             if tries and not _is(handle, self._path):
-                os.close(handle)  # who held it has removed the file since it was opened
+                os.close(handle)  # the process that held it has removed the file since it was opened
                 continue
             self._handle = handle
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
-        """Let others have it; nothing is left behind."""
+        """Release the lock and remove its file."""
         if self._handle is not None:
             self._path.unlink(missing_ok=True)
             os.close(self._handle)
@@ -75,7 +75,7 @@ def _lock(handle: int) -> bool:
 
 
 def _is(handle: int, path: Path) -> bool:
-    """Tell whether an open file is the one that has a name now."""
+    """Tell whether an open file is the one that has this path now."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

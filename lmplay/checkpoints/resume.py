@@ -1,4 +1,4 @@
-"""What a run goes on from, and what is set aside for it: nothing is ever destroyed.  Engine floor."""
+"""Which state a run resumes from, and which files are renamed for it: none is ever destroyed."""
 from __future__ import annotations
 
 import json
@@ -11,29 +11,27 @@ from ..errors import UserError
 from ..files import link_atomic, make_folder
 from ..plan.schema import Plan
 from ..plan.settings import Settings
-from . import format as checkpoint
 from . import rotation
 from .best import best_file, best_names
+from .format import Damaged, load, stage_file
 from .rotation import Found
 
 
 def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found | None:
-    """Choose what a run goes on from; nothing is changed.
+    """Choose the state that a run resumes from, without changing anything.
 
     :param settings: --resume and --reset-history.
     :param path: the model file.
     :param stages: names of the plan's stages.
-    :return: a checkpoint, the newest whole one where no other is asked for; None for a new run.
-    :raises UserError: when there is none where one is asked for, or none is whole.
+    :return: the checkpoint of `--resume`, by default the newest whole one; None for a new run.
+    :raises UserError: when the checkpoint of `--resume` does not exist, or all are damaged.
     """
     best = best_file(path)
     if settings.resume == "latest":
         try:
             return None if settings.reset_history else rotation.find(path, stages)
-        except checkpoint.Damaged as error:
+        except Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
-    if settings.reset_history:
-        raise UserError(f"--resume {settings.resume} and --reset-history together: give one of them.")
     chosen = best if settings.resume == "best" else Path(settings.resume).expanduser()
     if not chosen.is_file():
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
@@ -41,20 +39,20 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
     if path.exists() and path.samefile(chosen):
         chosen = path
     try:
-        return Found(chosen, checkpoint.load(chosen))
-    except checkpoint.Damaged as error:
+        return Found(chosen, load(chosen))
+    except Damaged as error:
         raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
                         "newest state.") from None
 
 
-def settle(settings: Settings, path: Path, found: Found | None, to_come: list[str], say: Callable[[str], None]) -> None:
-    """Make what the run goes on from the newest state; every file that it would now replace is kept under another name.
+def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str], say: Callable[[str], None]) -> None:
+    """Make the state that the run resumes from the newest one; every file that the run would replace is kept under another name.
 
     :param settings: --resume, and where the statistics are.
     :param path: the model file.
-    :param found: what :func:`choose_state` gave.
-    :param to_come: the stages that are not done in it.
-    :param say: tells the user.
+    :param found: the result of :func:`choose_state`.
+    :param to_come: names of the stages that are not done in that state.
+    :param say: shows a line to the user.
     """
     if settings.resume == "latest":
         rotation.recover(path, found, Path(settings.out_dir).expanduser(), say)
@@ -64,16 +62,16 @@ def settle(settings: Settings, path: Path, found: Found | None, to_come: list[st
 
 
 def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
-    """Give a model's files other names, so that a new run can have theirs, and move its statistics into a folder of that name.
+    """Rename a model's files to make way for a new run, and move its statistics into a folder of the new name.
 
     :param path: the model file.
     :param folder: where its statistics are.
-    :param plan: the new plan; the stages of the old one are in the file.
+    :param plan: the new plan; the stages of the old one are read from the file.
     :return: the new name of the model file; None where there is no file.
     """
     stages = {stage.name for stage in plan.stages}
-    with suppress(UserError):  # a damaged file is set aside as well
-        stages |= {stage["name"] for stage in checkpoint.load(path)["curriculum"]["state"]["stages"]}
+    with suppress(UserError):  # a damaged file is renamed as well
+        stages |= {stage["name"] for stage in load(path)["curriculum"]["state"]["stages"]}
     names = [*stages, *best_names(sorted(stages))]
     if not rotation.exists(path, names):
         return None
@@ -86,27 +84,30 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
 
 
 def _step_back(path: Path, source: Path, to_come: list[str]) -> Path | None:
-    """Make an earlier state, which stays as it is, the newest; at every instant the model file is whole. Gives the new name of the one that was, if any."""
+    """Make an earlier state the newest; its file is not changed, and the model file is whole at every instant.
+
+    :return: the new name of what was the newest state, if there was one.
+    """
     kept = None
     if path.exists():
         kept = rotation.free_name(path, "old")
         for file in _files(path, to_come):
             link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
     link_atomic(source, path)
-    for older in rotation.previous(path).values():  # of a history that is not gone on with; they have their other names
+    for older in rotation.previous(path).values():  # later than the state that the run resumes from; they are kept under their new names
         if kept is not None and not older.samefile(source):
             older.unlink()
     return kept
 
 
 def _files(path: Path, stages: list[str]) -> list[Path]:
-    """List the checkpoints that a run of these stages writes, those that exist."""
-    names = [path, *rotation.previous(path).values(), *(checkpoint.stage_file(path, name) for name in (*stages, *best_names(stages)))]
+    """List the existing checkpoints that a run of these stages would replace."""
+    names = [path, *rotation.previous(path).values(), *(stage_file(path, name) for name in (*stages, *best_names(stages)))]
     return [name for name in names if name.exists()]
 
 
 def _model_of(statistics: Path) -> Any:
-    """Say which model a statistics file is of; None when it cannot be read."""
+    """Read which model a statistics file belongs to; None when it cannot be read."""
     try:
         return json.loads(statistics.read_text(encoding="utf-8")).get("model")
     except (OSError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
-"""The files of a model: the newest state, the older ones kept beside it, and which of them to go on from.  Engine floor.
+"""The files of a model: the newest state, the older ones beside it, and which of them a run resumes from.
 
-NAME.lmp is the newest state, NAME.prev-1.lmp the one before it, and so on; NAME.STAGE.lmp is the newest within a stage. A file that turns out to be damaged
-becomes NAME.damaged-1.lmp, and a history that is not to be gone on with NAME.old-1.lmp.
+NAME.lmp is the newest state, NAME.prev-1.lmp the one before it, and so on; NAME.STAGE.lmp is the newest state of a stage. A damaged file is renamed to
+NAME.damaged-1.lmp, and the model that `--reset-history` replaces to NAME.old-1.lmp.
 """
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import UserError
-from ..files import check_room, link_atomic, remove_leftovers
+from ..files import check_free_bytes, link_atomic, remove_leftovers
 from ..words import counted
-from .format import Damaged, load, stage_file, write
+from .format import Damaged, content_bytes, load, stage_file, write
 
 
 @dataclass
 class Found:
-    """A whole checkpoint, and what stood before it that is not whole: pairs of a file and what is wrong with it."""
+    """A whole checkpoint, and the newer ones that are damaged: pairs of a file and what is wrong with it."""
 
     path: Path
     content: dict[str, Any]
@@ -31,57 +29,57 @@ class Found:
 
 
 def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Write the newest state, keep the one before, and give the file the stage's name too.
+    """Write the newest state, rotate the older ones, and link the newest as the stage's.
 
     :param path: NAME.lmp.
     :param content: of all components.
     :param stage: the stage whose newest state this is; None = no stage's.
-    :param keep: older states to keep.
-    :param cancelled: True stops the writing.
-    :raises OSError: when it cannot be written; the files that were there are whole.
+    :param keep: number of older states to keep.
+    :param cancelled: called between chunks; True cancels the write.
+    :raises OSError: when the file cannot be written; those that were there are whole.
     """
-    def name_it(new: Path) -> None:
-        if stage is not None:  # first: killed after the last save of a stage, the run that goes on does not save it again
+    def link_and_rotate(new: Path) -> None:
+        if stage is not None:  # first: a run that is killed after the last save of a stage does not save that stage again when it resumes
             link_atomic(new, stage_file(path, stage))
-        _move_back(path, keep)
+        _rotate(path, keep)
 
-    check_room(path.parent, size_of(content))
-    write(path, content, name_it, cancelled)
+    check_free_bytes(path.parent, content_bytes(content))
+    write(path, content, link_and_rotate, cancelled)
     for number, old in previous(path).items():
         if number > keep:
             old.unlink()
 
 
 def find(path: Path, stages: Sequence[str]) -> Found | None:
-    """Find the newest whole state of a model; nothing is changed.
+    """Find the newest whole state of a model, without changing anything.
 
     :param path: NAME.lmp.
     :param stages: names of the plan's stages.
-    :return: what is to be gone on from; None when there is no file at all.
-    :raises Damaged: when none is whole.
-    :raises UserError: when the newest whole one is of a version that is not known.
+    :return: the state; None when there is no file at all.
+    :raises Damaged: when all files are damaged.
+    :raises UserError: when the newest whole file has an unknown format version.
     """
     damaged: list[tuple[Path, str]] = []
     for candidate in _candidates(path, stages):
-        twin = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)
+        fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
-            if twin is None:
+            if fault is None:
                 return Found(candidate, load(candidate), damaged)
         except Damaged as error:
-            twin = str(error)
-        damaged.append((candidate, twin))
+            fault = str(error)
+        damaged.append((candidate, fault))
     if damaged:
         raise Damaged(damaged[0][1], *(f"model {other}: damaged too." for other, _ in damaged[1:]))
     return None
 
 
 def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str], None]) -> None:
-    """Where the newest state is damaged or missing: give damaged files other names, and NAME.lmp back to the state that is gone on from.
+    """Where the newest state is damaged or missing: rename the damaged files, and make the state that was found NAME.lmp again.
 
     :param path: NAME.lmp.
-    :param found: what :func:`find` gave.
-    :param out_dir: where the statistics are; they know how far the run had come.
-    :param say: tells the user.
+    :param found: the result of :func:`find`.
+    :param out_dir: where the statistics are; they say how many samples the run had done.
+    :param say: shows a line to the user.
     """
     if found is None or found.path == path:
         return
@@ -100,14 +98,14 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
 
 
 def set_aside(path: Path, stages: Sequence[str]) -> Path:
-    """Give all files of a model other names, so that a new run can have theirs.
+    """Rename all files of a model, to make way for a new run.
 
     :param path: NAME.lmp.
-    :param stages: the stages of which there may be files.
-    :return: the new name, NAME.old-1.lmp or the first number that is free.
+    :param stages: the stages that may have files.
+    :return: the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free.
     """
     new = free_name(path, "old")
-    for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: killed in between, this is done again
+    for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
         name = new if other == path else new.with_name(new.stem + other.name.removeprefix(path.stem))
         other.rename(name)
     return new
@@ -119,7 +117,7 @@ def exists(path: Path, stages: Sequence[str]) -> bool:
 
 
 def clean_up(path: Path, out_dir: Path) -> None:
-    """Remove what a killed run of this model left half written; the model's lock must be held.
+    """Remove the half-written files of killed runs of this model, whose lock must be held.
 
     :param path: NAME.lmp.
     :param out_dir: where its statistics are.
@@ -130,58 +128,44 @@ def clean_up(path: Path, out_dir: Path) -> None:
         remove_leftovers(folder, lambda file: ours.fullmatch(file) is not None)
 
 
-def check_total_room(path: Path, size: int, stages: Sequence[str], keep: int) -> None:
-    """See that the files of a run will fit on the disk together.
+def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) -> None:
+    """Check that all checkpoints of a run will fit on the disk together.
 
-    :param path: NAME.lmp; its folder need not be there yet.
+    :param path: NAME.lmp; its folder need not exist yet.
     :param size: of one file, in bytes.
     :param stages: names of the plan's stages; each but the last keeps a file of its own.
-    :param keep: older states to keep.
-    :raises UserError: with the bytes that are needed and there.
+    :param keep: number of older states to keep.
+    :raises UserError: with the bytes that are needed and free.
     """
-    count = len(stages) + 1 + keep  # the newest with the stages', the older ones, and the one that is being written
+    count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
     there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in _candidates(path, stages))}
     try:
-        check_room(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
+        check_free_bytes(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
     except OSError as error:
-        raise UserError(f"model {path}: {error.strerror}: up to {count} states of {size:,} bytes are there at once. "
-                        "Make room, choose a --model on another disk, or keep fewer with --keep.") from None
+        raise UserError(f"model {path}: {error.strerror}: up to {count} states of {size:,} bytes are kept at once. "
+                        "Free some space, choose a --model on another disk, or keep fewer with --keep.") from None
 
 
 def previous(path: Path) -> dict[int, Path]:
-    """List the older states that are kept, newest first, by number."""
+    """Return the files of the older states by number, newest first."""
     names = re.compile(rf"{re.escape(path.stem)}\.prev-([1-9][0-9]*){re.escape(path.suffix)}")
     found = ((names.fullmatch(other.name), other) for other in path.parent.glob("*.lmp"))
     return dict(sorted((int(match[1]), other) for match, other in found if match))
 
 
 def free_name(path: Path, why: str) -> Path:
-    """Give the first of NAME.why-1.lmp, NAME.why-2.lmp … that is free."""
+    """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist."""
     return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
 
 
-def size_of(content: dict[str, Any]) -> int:
-    """Estimate the bytes that a file of nested values takes: those of the tensors (memory that two share once), 9 a number in a list, and something more."""
-    tensors: dict[int, int] = {}
-
-    def rest(value: Any) -> int:
-        if isinstance(value, torch.Tensor):
-            tensors[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        if isinstance(value, dict):
-            return sum(map(rest, value.values()))
-        return 9 * len(value) if isinstance(value, (str, list)) else 9
-
-    return rest(content) + sum(tensors.values()) + (1 << 16)
-
-
 def _candidates(path: Path, stages: Sequence[str]) -> list[Path]:
-    """List the files that there are to go on from: the newest, the older ones, those of the stages from the last."""
+    """List the existing files to resume from, in order: the newest, the older ones, those of the stages from the last."""
     names = [path, *previous(path).values(), *(stage_file(path, stage) for stage in reversed(stages))]
     return [name for name in names if name.exists()]
 
 
-def _move_back(path: Path, keep: int) -> None:
-    """Give the state that has been the newest the name of the one before it, by a link, and those before it the names before theirs."""
+def _rotate(path: Path, keep: int) -> None:
+    """Rotate the prev-N files: prev-1 becomes prev-2 and so on, up to the first free number, and NAME.lmp is linked as prev-1."""
     before = previous(path)
     if not keep or not path.exists() or (1 in before and path.samefile(before[1])):
         return
@@ -189,20 +173,20 @@ def _move_back(path: Path, keep: int) -> None:
     for number in range(gap - 1, 0, -1):
         before[number].replace(_previous_file(path, number + 1))
     newest = _previous_file(path, 1)
-    newest.unlink(missing_ok=True)  # only there when no other is kept
+    newest.unlink(missing_ok=True)  # exists only with keep = 1
     try:
         os.link(path, newest)
-    except OSError:  # no links here: for an instant there is no NAME.lmp, and a run killed in it goes on from this one
+    except OSError:  # no links here: for an instant there is no NAME.lmp, and a run that is killed then resumes from prev-1
         path.replace(newest)
 
 
 def _previous_file(path: Path, number: int) -> Path:
-    """Name an older state."""
+    """Return the path of an older state."""
     return stage_file(path, f"prev-{number}")
 
 
 def _samples_in_statistics(path: Path, out_dir: Path) -> int | None:
-    """Read from the statistics how many samples a run had trained on."""
+    """Read from the statistics how many samples a run had trained on; None where they cannot be read."""
     try:
         return int(json.loads((out_dir / f"{path.stem}_train_stats.json").read_text())["totals"]["total_train_samples"])
     except (OSError, ValueError, KeyError, TypeError):

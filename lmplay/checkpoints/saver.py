@@ -1,37 +1,53 @@
-"""Saving behind the training: a copy of the state is taken between two steps and written by a thread.  Engine floor."""
+"""Saving: the state is copied between two steps, and the copy is written by a thread while training goes on.
+
+This is the only place where state is copied.
+"""
 from __future__ import annotations
 
 import copy
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-# About a tenth of a core where all are busy (sched(7)).
+from . import rotation
+from .best import write_best
+from .format import Cancelled
+
+# A thread with this niceness gets about a tenth of a core where all are busy (sched(7)).
 _NICENESS = 10
 _PLAIN = {int, float, str, bool, type(None)}
 
+Record = TypeVar("Record")
+
 
 class Copier:
-    """Copies nested values; the tensors of a copy are buffers on the CPU, which the next copy uses again."""
+    """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = True):
+        """
+        :param pinned: keep copies of CUDA tensors in pinned memory, which is several times as fast.
+        """
+        self._pinned = pinned
         self._buffers: dict[str, torch.Tensor] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Copy values, so that nothing that happens to the originals can be seen in the copy.
+        """Copy values deeply.
 
-        :param value: dicts, lists, objects, plain values, and tensors on any device; two that share memory share it in the copy.
-        :return: the copy; the one before is overwritten.
+        :param value: dicts, lists, objects, plain values, and tensors on any device.
+        :return: the copy; it overwrites the one before. Tensors that share memory share it in the copy.
         """
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         result = self._copy(value, "", seen)
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # the copies into pinned memory run beside each other
+            torch.cuda.synchronize()  # the copies into pinned memory are asynchronous
         return result
 
     def _copy(self, value: Any, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> Any:
@@ -54,22 +70,43 @@ class Copier:
         """Copy a tensor into its buffer."""
         key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
         if key not in seen:
+            pinned = self._pinned and value.device.type == "cuda"
             buffer = self._buffers.get(where)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype or buffer.stride() != value.stride():
-                buffer = self._buffers[where] = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda", requires_grad=False)
-            seen[key] = buffer.copy_(value.detach(), non_blocking=value.device.type == "cuda")
+                buffer = self._buffers[where] = torch.empty_like(value, device="cpu", pin_memory=pinned, requires_grad=False)
+            seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
         return seen[key]
 
 
-class Saver:
-    """Writes one state at a time; who wants to write the next waits for the one before."""
+@dataclass(frozen=True)
+class _Best:
+    """A copy of the best state, with the buffers that it is in."""
 
-    def __init__(self) -> None:
+    content: dict[str, Any]
+    stage: str | None
+    copier: Copier
+
+
+class Saver:
+    """Saves the state of a run, one save at a time: the next one waits for the one before.
+
+    A save writes the statistics first, then the best state, then the checkpoint. A run that is killed in between repeats the steps since the checkpoint
+    before, finds the same best state again, and so leaves the same files.
+    """
+
+    def __init__(self, path: Path, keep: int):
+        """
+        :param path: NAME.lmp.
+        :param keep: number of older states to keep.
+        """
+        self.failed = 0  # saves in a row
+        self._path, self._keep = path, keep
         self._copier = Copier()
+        self._best: _Best | None = None  # the best state since the last save
+        self._unwritten_best: _Best | None = None  # used by the writing thread alone, while there is one
         self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
         self._idle.set()
         self._result = True
-        self.failed = 0  # saves in a row up to here
         self._error: BaseException | None = None
         self._cancel = False
 
@@ -78,29 +115,57 @@ class Saver:
         """Whether a state is being written."""
         return not self._idle.is_set()
 
-    def copy(self, value: Any) -> Any:
-        """Copy values to be written: as soon as those of the copy before have been."""
-        self.wait()
-        return self._copier(value)
+    def keep_best(self, content: dict[str, Any], stage: str | None) -> None:
+        """Copy the best state so far, to be written with the next save: the disk is written to no more often than the run saves.
 
-    def start(self, write: Callable[[Callable[[], bool]], bool]) -> None:
-        """Write in the background.
+        :param content: of all components; not changed, and not used afterwards.
+        :param stage: the stage at work, if it may end early: it has a best state of its own.
+        """
+        copier = Copier(pinned=False) if self._best is None else self._best.copier
+        self._best = None  # what it was is overwritten
+        self._best = _Best(copier(content), stage, copier)
 
-        :param write: does it; is given a function that says whether to give up, and returns whether the state has been written.
-        :raises BaseException: what the write before raised.
+    def save(self, content: dict[str, Any], stage: str, record: Record, before: Callable[[Record], None], saved: Callable[[Record, float], None],
+             failed: Callable[[OSError], None]) -> None:
+        """Copy the state, as soon as the save before is done, and write the copy in a thread, which also calls the three functions.
+
+        :param content: of all components; not changed, and not used afterwards.
+        :param stage: the stage at work.
+        :param record: what the functions need to know of the run at this moment; copied together with the content.
+        :param before: called with the copied record before anything is written: writes the statistics.
+        :param saved: called with the copied record and the seconds that it took, when all has been written.
+        :param failed: called when the files cannot be written; those that were there are whole, and the next save tries again.
+        :raises BaseException: what the save before has raised.
         """
         self.wait()
+        content, record = self._copier((content, record))
+        if self._best is not None:
+            self._unwritten_best, self._best = self._best, None
+
+        def write() -> bool:
+            started = time.monotonic()
+            before(record)
+            try:
+                self._write(content, stage)
+            except Cancelled:
+                return False
+            except OSError as error:
+                failed(error)
+                return False
+            saved(record, time.monotonic() - started)
+            return True
+
         self._idle.clear()
         try:
-            threading.Thread(target=self._run_beside, args=(write,), name="lmplay-save").start()
-        except RuntimeError:  # there can be no more threads
-            self._run(write)
+            threading.Thread(target=self._run, args=(write, True), name="lmplay-save").start()
+        except RuntimeError:  # no more threads can be started
+            self._run(write, in_thread=False)
 
     def wait(self) -> bool:
-        """Wait until nothing is being written.
+        """Wait for the save at work, if there is one.
 
-        :return: whether the last state has been written.
-        :raises BaseException: what its writing raised.
+        :return: whether the last save has written its state.
+        :raises BaseException: what the last save has raised, once.
         """
         self._idle.wait()
         error, self._error = self._error, None
@@ -109,9 +174,9 @@ class Saver:
         return self._result
 
     def close(self, give_up: bool) -> None:
-        """End the writing.
+        """Wait for the save at work, or cancel it.
 
-        :param give_up: leave the state that is being written half done (it has no name yet), instead of waiting for it.
+        :param give_up: cancel it: the half-written file, which has a temporary name, is removed.
         """
         self._cancel = give_up
         try:
@@ -120,17 +185,20 @@ class Saver:
             self._cancel = True
             raise
 
-    def _run_beside(self, write: Callable[[Callable[[], bool]], bool]) -> None:
-        """Do the writing in a thread that lets the steps have the cores first."""
-        if sys.platform == "linux":  # where a thread has a niceness of its own; while the training waits, it has all cores
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        self._run(write)
+    def _write(self, content: dict[str, Any], stage: str) -> None:
+        """Write the best state, if there is a new one, then the newest."""
+        if self._unwritten_best is not None:
+            write_best(self._path, self._unwritten_best.content, self._unwritten_best.stage, lambda: self._cancel)
+            self._unwritten_best = None
+        rotation.save(self._path, content, stage, self._keep, lambda: self._cancel)
 
-    def _run(self, write: Callable[[Callable[[], bool]], bool]) -> None:
-        """Do the writing."""
+    def _run(self, write: Callable[[], bool], in_thread: bool) -> None:
+        """Write, in a thread with a low priority, so that the steps come first; keep the result for :meth:`wait`."""
         try:
-            self._result = write(lambda: self._cancel)
+            if in_thread and sys.platform == "linux":  # where a thread has a niceness of its own; while training waits for it, it has all cores
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            self._result = write()
             self.failed = 0 if self._result else self.failed + 1
         except BaseException as error:
             self._error = error

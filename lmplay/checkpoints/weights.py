@@ -1,4 +1,4 @@
-"""`--save-weights-only`: the model alone, for those who start from it or use it elsewhere.  Engine floor."""
+"""`--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 from ..errors import UserError
 from ..files import check_folder
 from ..plan.settings import Settings
-from . import format as checkpoint
+from .format import FORMAT, versions, write
 
 
 def check_target(settings: Settings, path: Path) -> None:
-    """See, before training, that the file can be written.
+    """Check before training that the file can be written.
 
     :param settings: the run's.
-    :param path: the model file, which it must not be.
-    :raises UserError: when it cannot.
+    :param path: the model file, which must be another one.
+    :raises UserError: when it cannot be written.
     """
     target = _target(settings)
     if target is not None:
@@ -25,23 +25,23 @@ def check_target(settings: Settings, path: Path) -> None:
 
 
 def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
-    """Write the file, if it is asked for.
+    """Write the file, if `--save-weights-only` is given.
 
     :param settings: the run's.
-    :param model: the model component, as a checkpoint has it.
-    :return: the file; None when it is not asked for.
-    :raises UserError: when it cannot be written.
+    :param model: the model component, as in a checkpoint.
+    :return: the file; None without the flag.
+    :raises UserError: when the file cannot be written.
     """
     target = _target(settings)
     if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            checkpoint.save_weights(target, model)
+            write(target, {"format": FORMAT, "versions": versions(), "model": model})
         except OSError as error:
             raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
     return target
 
 
 def _target(settings: Settings) -> Path | None:
-    """Give the file that is asked for."""
+    """Return the file of `--save-weights-only`."""
     return Path(settings.save_weights_only).expanduser() if settings.save_weights_only is not None else None

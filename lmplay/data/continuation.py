@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..plan.options import SMALLEST_CONTEXT
 from ..tokenizer import Encoded, Tokenizer
 from .chat import Part, choose_template, write_out
 from .samples import Sample
@@ -18,8 +19,6 @@ from .sentences import Cut, last_cut, splits_character
 if TYPE_CHECKING:
     import numpy as np
 
-# A context has room for a prompt (half of it at most), an end token, and a few tokens of text: the longest character of UTF-8 takes four.
-SMALLEST_CONTEXT = 16
 # The usual estimate for English text and GPT-2's vocabulary, used by `--continuation estimate`.
 TOKENS_PER_WORD = 1.5
 # A continuation's prompt: at most this share of the context for the title, and this many tokens of what came before.

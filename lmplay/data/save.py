@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UserError
 from ..files import make_folder
 from ..hub import first_line
+from ..words import bytes_in_words
 from .sources import SourceSpec
 from .sources.hub import Download, download, downloads, prepared, saved_folder
 from .sources.library import quiet_library
@@ -75,7 +76,7 @@ def _check_disk(spec: SourceSpec, folder: Path, needed: int) -> None:
     """Refuse before downloading when the disk has too little left for the files, the rows that the library makes of them, and the rows that are saved."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(f"source {spec.path}: needs at least {_gigabytes(needed)} in {folder}, and {_gigabytes(free)} are free; "
+        raise UserError(f"source {spec.path}: needs at least {bytes_in_words(needed)} in {folder}, and {bytes_in_words(free)} are free; "
                         "make room, or choose another --out-dir.")
 
 
@@ -89,7 +90,7 @@ def _is_here(file: Download, folder: Path) -> bool:
 def _download(spec: SourceSpec, files: list[Download], folder: Path, say: Callable[[str], None]) -> None:
     """Download files, telling how far it is: on a terminal by a bar, else by a line now and then."""
     total, done, last = sum(file.size for file in files), 0, time.monotonic()
-    say(f"{spec.path}: downloading {len(files)} file{'s' * (len(files) != 1)}, {_gigabytes(total)}.")
+    say(f"{spec.path}: downloading {len(files)} file{'s' * (len(files) != 1)}, {bytes_in_words(total)}.")
     bar: Any = None
     if sys.stderr.isatty():
         from tqdm import tqdm
@@ -103,12 +104,7 @@ def _download(spec: SourceSpec, files: list[Download], folder: Path, say: Callab
                 bar.update(file.size)
             elif number == len(files) or time.monotonic() - last >= _PLAIN_SECONDS:
                 last = time.monotonic()
-                say(f"{spec.path}: {number} of {len(files)} files, {_gigabytes(done)} of {_gigabytes(total)}.")
+                say(f"{spec.path}: {number} of {len(files)} files, {bytes_in_words(done)} of {bytes_in_words(total)}.")
     finally:
         if bar is not None:
             bar.close()
-
-
-def _gigabytes(count: int) -> str:
-    """Write a number of bytes for people."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""The C library's memory, set up for steps that take and free the same large blocks again and again.  Engine floor, no torch."""
+"""Settings of the C library's allocator for steps that allocate and free the same large blocks again and again.  No torch."""
 from __future__ import annotations
 
 import ctypes
@@ -11,11 +11,11 @@ _NEVER = (1 << 31) - 1
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed: giving it back and asking anew costs a page fault for each 4 KiB of every step.
+    """Let glibc keep freed memory: returning it to the system and requesting it again costs a page fault for each 4 KiB in every step.
 
-    Two settings do it: the heap is never trimmed, and no block is asked from the system by itself, for that one goes back when it is freed. (To raise
-    M_MMAP_THRESHOLD is no help: glibc takes 32 MiB at most, and logits and gradients of a head are larger.) A process then holds the most that it has ever
-    used. Does nothing where there is no glibc, or where the user has said by its variables (MALLOC_TRIM_THRESHOLD_ …) what it shall do.
+    Two settings do it: the heap is never trimmed, and no block is mapped by itself, because such a block is unmapped when it is freed. (Raising
+    M_MMAP_THRESHOLD does not help: its maximum is 32 MiB, and the logits and gradients of a head are larger.) A process then holds the most memory that it
+    has ever used. Does nothing without glibc, or where the user has set glibc's variables (MALLOC_TRIM_THRESHOLD_ …).
     """
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return

@@ -1,4 +1,4 @@
-"""Where torch keeps what it has compiled, so that the next run takes it from there.  Engine floor."""
+"""The cache folder of compiled code, which the next run reuses."""
 from __future__ import annotations
 
 import hashlib
@@ -10,32 +10,32 @@ import torch
 from .machine import cpu_flags
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-# Seconds that another run may hold the lock with which the folder is tried.
+# Seconds to wait for the lock with which the folder is tested, in case another run holds it.
 _PATIENCE = 10.0
 
 
 def keep_compiled() -> None:
-    """Let torch keep what it compiles in the user's cache folder, unless the user has named another (TORCHINDUCTOR_CACHE_DIR).
+    """Let torch keep compiled code in the user's cache folder, unless the user has set another one (TORCHINDUCTOR_CACHE_DIR).
 
-    Torch itself takes a temporary folder, which is gone with the next start of the machine, or at once on the next node of a cluster. Where the user's folder
-    cannot be used (not writable, without locks, or nothing in it may be executed) it stays at that.
+    By default torch uses a temporary folder, which is lost at the next boot, or on another node of a cluster. That is kept where the user's folder cannot be
+    used: it is not writable, does not support locks, or does not allow execution.
     """
     if _VARIABLE not in os.environ and (folder := _folder()) is not None and _is_usable(folder):
         os.environ[_VARIABLE] = str(folder)
 
 
 def _folder() -> Path | None:
-    """Choose a folder for code of this processor and this number of threads: torch's keys know neither in all of its versions, and a home may be shared."""
+    """Choose a folder by processor and number of threads: not all versions of torch look at them, and machines may share a home."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home
         return None
     processor = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()[:12]
     return base / "lmplay" / "compiled" / f"{processor}-{torch.get_num_threads()}" if base.is_absolute() else None
 
 
 def _is_usable(folder: Path) -> bool:
-    """Make the folder, and try what torch does there."""
+    """Create the folder, and test what torch does there."""
     from filelock import FileLock
 
     try:
@@ -43,5 +43,5 @@ def _is_usable(folder: Path) -> bool:
         with FileLock(folder / "try.lock", timeout=_PATIENCE):
             pass
         return not (hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_NOEXEC)
-    except (OSError, NotImplementedError):  # a lock that takes too long is an OSError, too
+    except (OSError, NotImplementedError):  # the timeout of a lock is an OSError, too
         return False

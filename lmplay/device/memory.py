@@ -1,6 +1,4 @@
-"""Memory: how much there is and has been used, telling that it has run out from other errors, and giving back what is held in reserve.
-Engine floor: imports torch only.
-"""
+"""Memory of a device: how much there is and is in use, out-of-memory errors, emptying caches; and waiting for the device.  Imports torch only."""
 from __future__ import annotations
 
 import gc
@@ -10,26 +8,26 @@ from pathlib import Path
 
 import torch
 
-# How errors of torch that are plain RuntimeErrors say it: the CPU's allocator (on Linux, on Windows), Apple's GPUs, and cuBLAS for its workspace.
+# Messages of torch's plain RuntimeErrors: of the CPU's allocator (on Linux, on Windows), of Apple's GPUs, and of cuBLAS for its workspace.
 _SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
-# What a container may use and uses, in bytes (cgroups, version 2 and 1).
+# A container's limit and use, in bytes (cgroups, version 2 and 1).
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _CONTAINER_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _CONTAINER_CACHES = ("inactive_file ", "total_inactive_file ")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory has run out, on the device or beside it."""
+    """Tell whether an error means that memory has run out, on the device or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nobody uses any more; to be called outside of the `except` that holds the error, and with it the tensors of its frames.
+    """Free unused memory; to be called outside of the `except` block, because the error holds the tensors of its frames.
 
-    :param device: whose allocator keeps memory in reserve.
+    :param device: whose allocator's cache is emptied.
     """
     gc.collect()
     if device.type == "cuda":
@@ -38,13 +36,21 @@ def free_memory(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def peak_memory(device: torch.device) -> int | None:
-    """Give the most memory that has been in use, in bytes: the device's, or this process's on a CPU; None where nobody knows."""
+    """Return the peak memory in bytes: of the device, or of this process on a CPU; None where it is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
-        return torch.mps.driver_allocated_memory()  # of now: no peak is kept, and little is given back
-    for line in _lines("/proc/self/status"):  # where there is one: getrusage begins with the peak of the process that this one was started by
+        return torch.mps.driver_allocated_memory()  # the current value: there is no peak, and little is freed
+    for line in _lines("/proc/self/status"):  # preferred to getrusage, which starts from the peak of the parent process
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     try:
@@ -56,7 +62,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def memory_there(device: torch.device) -> int | None:
-    """Give the memory of a device in bytes, that of the machine (or of the container) for a CPU; None where nobody knows."""
+    """Return the memory of a device in bytes, for a CPU that of the machine or the container; None where it is not known."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type == "mps":
@@ -70,31 +76,26 @@ def memory_there(device: torch.device) -> int | None:
 
 
 def memory_left(device: torch.device) -> int | None:
-    """Give the bytes that a process may still take; None where nobody knows, or where taking too much is only an error and so may be tried."""
+    """Return the bytes that a process can still allocate; None where it is not known, or where too much is only an error and so can be tried."""
     if device.type != "cpu":
         return None
     left = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
     for limit, used, cached in zip(_CONTAINER_LIMITS, _CONTAINER_USED, _CONTAINER_CACHES, strict=True):
         bounds = [int(line) for name in (limit, used) for line in _lines(name) if line.strip().isdigit()]
-        # pages of files that nobody has looked at for long count as used, and are given up before anything else
+        # file pages that have not been read for long count as used, and are freed first
         freed = [int(line.split()[1]) for line in _lines(str(Path(used).with_name("memory.stat"))) if line.startswith(cached)]
         left += [bounds[0] - bounds[1] + sum(freed)] if len(bounds) == 2 else []
     return min(left, default=None)
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Give the bytes that this process has in use on a CPU; None elsewhere, and where nobody knows."""
+    """Return the bytes that this process uses on a CPU; None on other devices, and where it is not known."""
     lines = _lines("/proc/self/status") if device.type == "cpu" else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
 
 
-def bytes_in_words(n_bytes: int) -> str:
-    """Write a number of bytes."""
-    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
-
-
 def _lines(name: str) -> list[str]:
-    """Read a file of the system; nothing where it isn't."""
+    """Read the lines of a system file; none where it does not exist."""
     try:
         return Path(name).read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):

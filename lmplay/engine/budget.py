@@ -1,84 +1,174 @@
-"""`--mini-batch-size auto`: how many tokens a mini-batch has room for, found by measuring steps, and remembered.  Engine floor."""
+"""The token budget of a mini-batch: as asked for, or, with `--mini-batch-size auto`, measured by steps, remembered, and halved when memory runs out.
+Engine floor.
+"""
 from __future__ import annotations
 
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..data.collate import MiniBatch, collate
+from ..data.batcher import Batch
 from ..data.continuation import Piece
 from ..data.samples import Sample
 from ..data.sentences import Cut
-from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory
-from ..device.runtime import random_state, restore_random_state
-from ..errors import UserError
+from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
+from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
+from ..errors import TrainingError, UserError
 from ..files import read_json_or_yaml, write_text
-from ..optim.optimizers import STATE_COPIES
+from ..objectives.base import Objective
+from ..optim.set import OptimizerSet
 from ..plan.settings import StageSettings
+from .batches import Grouping, TrainBatch
+from .run import Run
 from .step import train_step
 
-if TYPE_CHECKING:
-    from .opening import Run
-
 FILE = "mini_batch_rooms.json"
-"""Where what was found is remembered, in the output folder; may be removed, and then it is measured again."""
-# So much faster a room of twice the tokens has to be.
+"""Where token budgets are remembered, in the output folder; may be removed, and then they are measured again."""
+# A budget of twice the tokens has to be this much faster.
 GAIN = 1.03
-# Mini-batches that are timed for each room, if the first of them takes less than so many seconds.
+# Steps that are timed for each budget, if the first of them takes less than this many seconds.
 _TIMED, _SHORT_SECONDS = 3, 1.0
 # Of the memory that is left on a CPU, where taking too much ends the process, no more than this share is asked for.
 _SHARE = 0.8
 
 
-def choose_room(run: Run, stage: StageSettings, joined: bool) -> None:
-    """Settle how many tokens the mini-batches of a stage have room for: a run that goes on keeps what it had, else what was found before counts, else it is
-    measured. What that depends on must not have changed.
+class TokenBudget:
+    """How many tokens a mini-batch of a stage may have."""
 
-    :param run: its model is in the state in which the stage trains it; nothing of it changes but `runner.room`.
-    :param stage: what holds for the stage.
-    :param joined: pieces go through the model one behind the other.
-    """
-    of = _describe(run, stage, joined)
-    if run.runner.room.get("of") == of:
-        return
-    known = [entry for entry in _read(run) if entry["of"] == of]
-    if known:
-        run.report.say(f"mini-batches have room for {known[0]['tokens']:,} tokens, as measured before ({_path(run)})")
-    speeds = {} if known else measure(run, stage, joined)
-    run.runner.room = {"of": of, "tokens": known[0]["tokens"] if known else _fastest(speeds) or stage.context_len}
-    if not known:
-        run.report.say(f"mini-batches have room for {run.runner.room['tokens']:,} tokens, the fastest of "
+    def __init__(self, run: Run, stage: StageSettings, grouping: Grouping, objective: Objective):
+        self._run, self._stage, self._grouping, self._objective = run, stage, grouping, objective
+        self.is_measured = run.settings.mini_batch_size == "auto"
+
+    @property
+    def tokens(self) -> int:
+        """The budget; 0 = mini-batches go by pieces."""
+        return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.token_budget(self._stage.context_len)
+
+    def settle(self) -> None:
+        """Measure, if asked for: a run that goes on keeps what it had, else what was measured before counts. What that depends on must not have changed.
+
+        The model is in the state in which the stage trains it; nothing of it changes.
+        """
+        run, of = self._run, self._describe()
+        if not self.is_measured or run.runner.token_budget.get("of") == of:
+            return
+        known = next((entry for entry in self._read() if entry["of"] == of), None)
+        if known is not None:
+            run.runner.token_budget = {"of": of, "tokens": known["tokens"]}
+            run.report.say(f"mini-batches of at most {known['tokens']:,} tokens, as measured before ({self._path})")
+            return
+        speeds = measure(run, self._stage, self._grouping, self._objective)
+        run.runner.token_budget = {"of": of, "tokens": _fastest(speeds) or self._stage.context_len}
+        run.report.say(f"mini-batches of at most {self.tokens:,} tokens, the fastest of "
                        + (", ".join(f"{tokens:,} ({speed:,.0f} tokens/s)" for tokens, speed in speeds.items()) or "none that fit"))
-        _remember(run)
+        self._remember()
+
+    def attempts(self, longest: int) -> Iterator[AbstractContextManager[int]]:
+        """Give what work by mini-batches is done in: once, and, with `--mini-batch-size auto`, again with half of the budget each time memory runs out.
+
+        ``for attempt in budget.attempts(longest): with attempt as tokens: …``
+
+        :param longest: the tokens of the longest piece: with a smaller budget than that, it would be alone as before.
+        :raises TrainingError: when memory runs out and smaller mini-batches were not asked for, or there are none.
+        """
+        run, random_before = self._run, torch_random_state()
+        while True:
+            before, failed = self.tokens, [False]
+            yield self._attempt(before, longest, failed)
+            if not failed[0]:
+                return
+            # here the error is gone, and with it what its frames held
+            run.runner.token_budget["tokens"] //= 2
+            self._remember()
+            run.optimizers.optimizers.zero_grad()
+            restore_torch_random_state(random_before)
+            free_memory(run.runtime.device)
+            run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the work at hand is done again")
+
+    @contextmanager
+    def _attempt(self, tokens: int, longest: int, failed: list[bool]) -> Iterator[int]:
+        """Note that memory runs out where half of the budget may help; else say what may."""
+        try:
+            yield tokens
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            size = self._grouping.mini_batch_size
+            smallest = tokens <= longest if tokens else size == 1
+            if smallest or not self.is_measured:
+                raise TrainingError(self._no_memory(tokens, longest, smallest)) from error
+            failed[0] = True
+
+    def _no_memory(self, tokens: int, longest: int, smallest: bool) -> str:
+        """Say what may help when memory has run out."""
+        context_len, size = self._stage.context_len, self._grouping.mini_batch_size
+        told = f"{tokens:,} tokens" if self._run.settings.mini_batch_tokens else \
+            f"one piece of up to {min(longest + 1, context_len)} tokens" if smallest else f"{size} pieces of up to {context_len} tokens"
+        smaller = "" if smallest else "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then "
+        return f"out of memory with {told} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, --activation-checkpointing on, " \
+            "a smaller --context-len or model."
+
+    def _describe(self) -> dict[str, Any]:
+        """List all that the best budget depends on, as JSON would give it back."""
+        run, stage = self._run, self._stage
+        settings, runtime, model = run.settings, run.runtime, run.model
+        device = runtime.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
+        of = {"device": name, "memory_gib": round((memory_there(device) or 0) / 2**30), "torch": torch.__version__, "precision": runtime.precision,
+              "matmul_precision": settings.matmul_precision,
+              "compiled": [settings.compile_mode, settings.compile_backend, settings.activation_memory_budget] if settings.compile_model else None,
+              "activation_checkpointing": settings.activation_checkpointing, "joined": self._grouping.packed, "tune_allocator": settings.tune_allocator,
+              "optimizer": run.optimizers.kind, "model": model.experiment, "args": model.args, "vocabulary": model.tokenizer.vocab_size,
+              "trained": sum(parameter.numel() for parameter in run.parameters() if parameter.requires_grad),
+              "batch_size": stage.batch_size, "context_len": stage.context_len}
+        if stage.objective != "next_token":
+            of["objective"] = stage.objective
+        return dict(json.loads(json.dumps(of, default=str)))
+
+    @property
+    def _path(self) -> Path:
+        """Where budgets are remembered."""
+        return self._run.out_dir / FILE
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Read what was measured before; a file that is missing, or is not one of ours, says nothing."""
+        try:
+            found = read_json_or_yaml(self._path, "file")
+            return [entry for entry in found if isinstance(entry["tokens"], int) and entry["tokens"] > 0 and isinstance(entry["of"], dict)]
+        except (UserError, TypeError, KeyError):
+            return []
+
+    def _remember(self) -> None:
+        """Write the budget beside those of others; where that cannot be, it will be measured again."""
+        mine = self._run.runner.token_budget
+        entries = [mine, *(entry for entry in self._read() if entry["of"] != mine["of"])]
+        try:
+            write_text(self._path, json.dumps(entries, indent=1) + "\n")
+        except OSError as error:
+            self._run.report.say(f"WARNING: {self._path} could not be written ({error.strerror or error}): another run will measure again")
 
 
-def halve_room(run: Run) -> None:
-    """Go on with half of the room, and remember that."""
-    run.runner.room["tokens"] //= 2
-    _remember(run)
-
-
-def measure(run: Run, stage: StageSettings, joined: bool) -> dict[int, float]:
+def measure(run: Run, stage: StageSettings, grouping: Grouping, objective: Objective) -> dict[int, float]:
     """Time forward and backward with full pieces of random tokens: one in a mini-batch, then twice as many, until that is hardly faster, does not fit, or
     is the whole batch. Afterwards everything is as before.
 
-    :return: tokens/s for each room (tokens) that fits, in order.
+    :return: tokens/s for each budget (tokens) that fits, in order.
     """
     speeds: dict[int, float] = {}
-    count, length, device = 1, stage.context_len, run.runner.runtime.device
+    count, length, device = 1, stage.context_len, run.runtime.device
     with _untouched(run):
         began_with, out_of_memory = memory_in_use(device), False
         while True:
-            mini_batch = _full(run, stage, count, joined)
+            batch = _full_batch(run, count, grouping)
             try:
-                speed = count * length / _seconds(run, mini_batch, alone=count == stage.batch_size)
+                speed = count * length / _seconds(run, objective, batch, alone=count == stage.batch_size)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -93,7 +183,7 @@ def measure(run: Run, stage: StageSettings, joined: bool) -> dict[int, float]:
 
 
 def _fastest(speeds: dict[int, float]) -> int | None:
-    """Choose the smallest room from which on it gets hardly faster."""
+    """Choose the smallest budget from which on it gets hardly faster."""
     best: int | None = None
     for tokens, speed in speeds.items():
         if best is None or speed >= GAIN * speeds[best]:
@@ -101,30 +191,14 @@ def _fastest(speeds: dict[int, float]) -> int | None:
     return best
 
 
-def _describe(run: Run, stage: StageSettings, joined: bool) -> dict[str, Any]:
-    """List all that the best room depends on, as JSON would give it back."""
-    settings, runtime, model = run.settings, run.runner.runtime, run.model
-    device = runtime.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {platform.machine()}, {torch.get_num_threads()} threads"
-    of = {"device": name, "memory_gib": round((memory_there(device) or 0) / 2**30), "torch": torch.__version__, "precision": runtime.precision,
-          "matmul_precision": settings.matmul_precision,
-          "compiled": [settings.compile_mode, settings.compile_backend, settings.activation_memory_budget] if settings.compile_model else None,
-          "activation_checkpointing": settings.activation_checkpointing, "joined": joined, "tune_allocator": settings.tune_allocator,
-          "optimizer": run.optimizers.kind, "model": model.experiment, "args": model.args, "vocabulary": model.tokenizer.vocab_size,
-          "trained": sum(parameter.numel() for parameter in model.module.parameters() if parameter.requires_grad),
-          "batch_size": stage.batch_size, "context_len": stage.context_len}
-    return dict(json.loads(json.dumps(of, default=str)))
-
-
 @contextmanager
 def _untouched(run: Run) -> Iterator[None]:
-    """Bring back all that a step changes beside the weights, which are not updated: random numbers, buffers, gradients, scaler. The optimizer's state is
+    """Bring back all that a step changes beside the weights, which are not updated: random numbers, buffers, gradients, scaler. The optimizers' state is
     there meanwhile, or as much memory."""
-    module, runtime, optimizer = run.model.module, run.runner.runtime, run.optimizers.optimizer
+    module, runtime = run.device_model.raw, run.runtime
     random, scaler = random_state(), runtime.scaler.state_dict()
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad and not optimizer.state]
-    ballast = [torch.ones_like(parameter) for parameter in trained for _ in range(STATE_COPIES[run.optimizers.kind])]
+    placeholder = run.optimizers.optimizers.placeholder()
     try:
         yield
     finally:
@@ -134,49 +208,37 @@ def _untouched(run: Run) -> Iterator[None]:
                 buffer.copy_(before)
         runtime.scaler.load_state_dict(scaler)
         restore_random_state(random)
-        ballast.clear()
+        placeholder.clear()
         free_memory(runtime.device)
 
 
-class _Still(torch.optim.Optimizer):
-    """An optimizer that changes nothing."""
+def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> float:
+    """Time forward and backward of a mini-batch, after one that warms up.
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Do nothing."""
+    :param alone: it is the only one of its step; else it adds to a gradient that is there.
+    """
+    model, nobody = run.device_model, OptimizerSet({}, {})
 
-
-def _seconds(run: Run, mini_batch: MiniBatch, alone: bool) -> float:
-    """Time forward and backward of a mini-batch, after one that warms up: with a gradient to add to, unless it is alone in its step."""
-    runtime, raw = run.runner.runtime, run.model.module
-    times: list[float] = []
-
-    @contextmanager
-    def timed() -> Iterator[None]:
-        _wait(runtime.device)
+    def once() -> float:
+        if alone:
+            model.raw.zero_grad(set_to_none=True)
+        wait_for(model.runtime.device)
         started = time.perf_counter()
-        yield
-        _wait(runtime.device)
-        times.append(time.perf_counter() - started)
+        train_step(model, nobody, objective, batch, grad_clip=0.0, interrupted=lambda: False)
+        wait_for(model.runtime.device)
+        return time.perf_counter() - started
 
-    def step(count: int) -> None:
-        train_step(raw, run.wrapped, _Still(raw.parameters(), {}), runtime, [mini_batch] * count, grad_clip=0.0, watch=range(0), interrupted=lambda: False,
-                   forward=timed)
-
-    for _ in range(2 if alone else 1):
-        step(1 if alone else 2)
-    del times[0]
-    if times[0] < _SHORT_SECONDS:
-        for _ in range(_TIMED if alone else 1):
-            step(1 if alone else _TIMED)
-    return min(times)
+    once()
+    seconds = once()
+    return min(seconds, *(once() for _ in range(_TIMED))) if seconds < _SHORT_SECONDS else seconds
 
 
-def _full(run: Run, stage: StageSettings, count: int, joined: bool) -> MiniBatch:
-    """Make a mini-batch of as many pieces of random tokens that fill the context, drawn beside the random numbers of the run."""
-    tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, stage.context_len))
+def _full_batch(run: Run, count: int, grouping: Grouping) -> TrainBatch:
+    """Make a batch of N pieces of random tokens that fill the context, in one mini-batch; drawn beside the random numbers of the run."""
+    length = grouping.context_len
+    tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, length))
     pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
-    [mini_batch] = collate(pieces, count, run.runner.runtime.length_multiple, stage.context_len, 0, joined)
-    return mini_batch
+    return TrainBatch(Batch(pieces, {}), grouping.mini_batches(pieces, count * length), count * length, [], range(0))
 
 
 def _twice_fits(device: torch.device, began_with: int | None) -> bool:
@@ -185,34 +247,3 @@ def _twice_fits(device: torch.device, began_with: int | None) -> bool:
     if left is None or peak is None or now is None or began_with is None:
         return True
     return began_with + 2 * (peak - began_with) - now < _SHARE * left
-
-
-def _wait(device: torch.device) -> None:
-    """Let the device finish."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
-
-
-def _path(run: Run) -> Path:
-    """Say where rooms are remembered."""
-    return Path(run.settings.out_dir).expanduser() / FILE
-
-
-def _read(run: Run) -> list[dict[str, Any]]:
-    """Read what was found; a file that is missing, or is not one of ours, says nothing."""
-    try:
-        found = read_json_or_yaml(_path(run), "file")
-        return [entry for entry in found if isinstance(entry["tokens"], int) and entry["tokens"] > 0 and isinstance(entry["of"], dict)]
-    except (UserError, TypeError, KeyError):
-        return []
-
-
-def _remember(run: Run) -> None:
-    """Write the room of the run beside those of others; where that cannot be, it will be measured again."""
-    entries = [run.runner.room, *(entry for entry in _read(run) if entry["of"] != run.runner.room["of"])]
-    try:
-        write_text(_path(run), json.dumps(entries, indent=1) + "\n")
-    except OSError as error:
-        run.report.say(f"WARNING: {_path(run)} could not be written ({error.strerror or error}): another run will measure again")

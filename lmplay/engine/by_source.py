@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from ..data.batcher import Batch
 from ..data.continuation import Piece
 from ..data.stage import StageData
-from ..stats.histories import ModelStats
-
-Sums = dict[str, tuple[float, float]]
-"""Loss sum and tokens of each source by name."""
+from ..stats.figures import SourceLoss
+from ..stats.totals import ModelStats
 
 
 class BySource:
@@ -28,10 +26,6 @@ class BySource:
             only_validated = dict.fromkeys(name for name in self.validation_names if name not in data.names)
             stats.begin_sources({**dict(zip(data.names, data.rows_per_epoch(), strict=True)), **only_validated})
 
-    def numbers(self, batch: Batch) -> list[int]:
-        """Give the number of the source of each piece."""
-        return [piece.sample.source for piece in batch.pieces] if self._names else []
-
     def count(self, batch: Batch) -> None:
         """Count samples and tokens of a step."""
         if self._names:
@@ -39,14 +33,14 @@ class BySource:
             for number, tokens in count_tokens(batch.pieces).items():
                 self._stats.count_source(self._names[number], samples.count(number), tokens)
 
-    def name(self, batch: Batch, loss_sums: Sequence[float]) -> Sums:
+    def name(self, batch: Batch, loss_sums: Sequence[float]) -> dict[str, SourceLoss]:
         """Give loss sum and tokens of the sources in a batch.
 
         :param batch: the batch.
         :param loss_sums: by the number of the source; none where they are not told apart.
         """
         tokens = count_tokens(batch.pieces) if loss_sums else {}
-        return {self._names[number]: (loss_sums[number], count) for number, count in tokens.items() if count}
+        return {self._names[number]: SourceLoss(loss_sums[number], count) for number, count in tokens.items() if count}
 
 
 def count_tokens(pieces: Iterable[Piece]) -> dict[int, int]:

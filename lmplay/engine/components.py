@@ -4,19 +4,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..device.memory import peak_memory
-from ..device.runtime import Runtime, random_state, restore_random_state
+from ..device.random_state import random_state, restore_random_state
+from ..device.runtime import Runtime
 from ..errors import UserError
-from ..optim.optimizers import load_state
 from ..optim.schedules import lr_factor
+from ..optim.set import OptimizerSet
 from ..plan.settings import Settings, StageSettings
 from ..report.callbacks import Notifier
-from ..stats.figures import Progress
-from ..stats.histories import ModelStats
+from ..stats.run_record import RunRecord
 from ..tokenizer import Tokenizer
+from .nonfinite import NonfiniteGuard
 
 
 @dataclass
@@ -51,43 +50,16 @@ class ModelComponent:
 
 @dataclass
 class RunnerComponent:
-    """What belongs to the run: statistics, random states, the gradient scaler, the clock."""
+    """What belongs to the run: statistics and clock, random states, the gradient scaler, what callbacks keep."""
 
     settings: Settings
     runtime: Runtime
-    stats: ModelStats = field(default_factory=ModelStats)
-    step_stats: dict[str, ModelStats] = field(default_factory=dict)
-    stages: list[dict[str, Any]] = field(default_factory=list)  # what the statistics say of each stage begun: name, from, to, floors
-    resumes: list[dict[str, float]] = field(default_factory=list)
-    saves: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    room: dict[str, Any] = field(default_factory=dict)  # with `--mini-batch-size auto`: the `tokens` of a mini-batch, and what that was found `of`
-    skipped_in_row: int = 0  # batches passed over up to here, because loss or gradient was not finite
-    overflows_in_row: int = 0  # steps up to here of which the gradient scaler said so
-    peak_memory: int | None = None  # bytes; None = not known
-    listeners: Notifier = field(default_factory=Notifier)
+    notifier: Notifier
+    nonfinite: NonfiniteGuard
+    record: RunRecord = field(default_factory=RunRecord)
+    token_budget: dict[str, Any] = field(default_factory=dict)
+    """With `--mini-batch-size auto`: the `tokens` of a mini-batch, and what they were measured for (`of`)."""
     name: str = "runner"
-
-    @property
-    def samples(self) -> int:
-        """All samples trained on so far."""
-        return self.stats.totals["total_train_samples"]
-
-    def note_memory(self) -> None:
-        """Take note of the most memory that has been in use."""
-        peaks = [peak for peak in (self.peak_memory, peak_memory(self.runtime.device)) if peak is not None]
-        self.peak_memory = max(peaks, default=None)
-
-    @property
-    def progress(self) -> Progress:
-        """How far the run is."""
-        totals = self.stats.totals
-        return Progress(totals["total_train_steps"], totals["total_train_samples"], totals["total_train_tokens"], self.seconds)
-
-    @property
-    def stage(self) -> str | None:
-        """The name of the newest stage that has begun."""
-        return self.stages[-1]["name"] if self.stages else None
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
@@ -95,27 +67,17 @@ class RunnerComponent:
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.step_stats.items()},
-                "stages": [dict(stage) for stage in self.stages], "random": random_state(), "scaler": self.runtime.scaler.state_dict(),
-                "room": dict(self.room), "in_row": {"skipped": self.skipped_in_row, "overflows": self.overflows_in_row},
-                "clock": {"seconds": self.seconds, "resumes": [dict(resume) for resume in self.resumes],
-                          "saves": [dict(save) for save in self.saves], "peak_memory": self.peak_memory, "listeners": self.listeners.state()}}
+        record = self.record.state()
+        return {**record, "random": random_state(), "scaler": self.runtime.scaler.state_dict(), "room": dict(self.token_budget),
+                "in_row": self.nonfinite.state(), "clock": {**record["clock"], "listeners": self.notifier.state()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`lmplay.component.Component`."""
-        self.stats.restore(state["stats"])
-        for name, stats in state["step_stats"].items():
-            self.step_stats[name] = ModelStats()
-            self.step_stats[name].restore(stats)
-        self.stages = [dict(stage) for stage in state["stages"]]
-        self.seconds, self.resumes = state["clock"]["seconds"], list(state["clock"]["resumes"])
-        self.saves = list(state["clock"].get("saves", ()))  # files of version 0.1 have neither this nor the next three
-        self.peak_memory = state["clock"].get("peak_memory")
+        """See :class:`lmplay.component.Component`; files of version 0.1 lack what is asked for here with a default."""
+        self.record.restore(state)
         if "listeners" in state["clock"]:
-            self.listeners.restore(state["clock"]["listeners"])
-        self.room = dict(state.get("room", {}))
-        in_row = state.get("in_row", {})
-        self.skipped_in_row, self.overflows_in_row = in_row.get("skipped", 0), in_row.get("overflows", 0)
+            self.notifier.restore(state["clock"]["listeners"])
+        self.token_budget = dict(state.get("room", {}))
+        self.nonfinite.restore(state.get("in_row", {}))
         if state["scaler"] and self.runtime.scaler.is_enabled():
             self.runtime.scaler.load_state_dict(state["scaler"])
         restore_random_state(state["random"])
@@ -123,24 +85,24 @@ class RunnerComponent:
 
 @dataclass
 class OptimizersComponent:
-    """The optimizer."""
+    """The optimizers."""
 
     kind: str
-    optimizer: torch.optim.Optimizer
+    optimizers: OptimizerSet
     name: str = "optimizers"
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"main": {"optimizer": self.kind}}
+        return {name: {"optimizer": self.kind} for name in self.optimizers.members}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"main": self.optimizer.state_dict()}
+        return self.optimizers.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`."""
         try:
-            load_state(self.optimizer, state["main"])
+            self.optimizers.load_state_dict(state)
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 

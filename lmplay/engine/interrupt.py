@@ -113,6 +113,7 @@ class Interrupt:
 
         :raises Stopped: on a request.
         """
+        before = self._nothing_to_save
         try:
             self._nothing_to_save = True
             if self.requested():
@@ -120,7 +121,19 @@ class Interrupt:
             self._set_alarm()
             yield
         finally:
-            self._nothing_to_save = False
+            self._nothing_to_save = before
+
+    @contextmanager
+    def until_stopped(self) -> Iterator[None]:
+        """Do something that is given up when a request is heard at once in it; where that is to end the run with nothing more saved, it goes on to do so.
+
+        :raises Stopped: then.
+        """
+        try:
+            yield
+        except Stopped:
+            if self.is_ending:
+                raise
 
     def limit(self, time_limit: str) -> None:
         """Set the time limit; in start-up an alarm ends the run when it has passed.

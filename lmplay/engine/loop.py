@@ -4,30 +4,19 @@ Read this file first: :func:`train` is the program.
 """
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-from torch import nn
 
 from ..cadence import Every
-from ..checkpoints import format as checkpoint
-from ..checkpoints import rotation
+from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
-from ..data.batcher import Batch
 from ..errors import TrainingError, Unavailable, UserError
-from ..plan.curriculum import StageState
-from ..plan.schema import Stage
-from ..stats.histories import add_save
+from .batches import TrainBatch
 from .interrupt import AGAIN, Stopped
-from .opening import Run
-from .record import Recorder, try_to_write_stats
+from .record import Recorder
+from .run import OpenStage, Run
+from .save import save
 from .stage import StageRunner
-
-# A disk that is full for so many saves in a row stays full.
-MOST_FAILED_SAVES = 3
+from .telling import run_end, run_start, stage_end, stage_start, stop
 
 
 def train(run: Run) -> int:
@@ -38,154 +27,103 @@ def train(run: Run) -> int:
     :raises TrainingError: when training cannot go on; the last checkpoint is whole.
     """
     saving, validating = Every(run.settings.save_interval), Every(run.settings.validation_interval)
-    run.report.banner(run)
+    run.report.banner(run_start(run))
     saved = True
-    for stage, state in run.curriculum.remaining():
-        work = _start(run, stage, state)
-        if work is None:
+    for open_stage in run.stages.values():
+        stage = _begin(run, open_stage)
+        if stage is None:
             _insist(saved)
             return _end(run)
-        recorder = Recorder(run, work)
-        run.report.start_stage(run, work)
-        run.runner.listeners.event("stage", run.runner.progress, run.runner.stage)
-        _validate(run, work, recorder)  # if the run was stopped in it
-        while not work.is_over() and (batch := _next_batch(run, work, recorder)) is not None:
-            before, started = run.runner.samples, time.monotonic()
-            result = work.step(batch)
-            if result is None:
+        recorder = Recorder(run, stage)
+        run.report.start_stage(stage_start(run, stage))
+        run.notifier.event("stage", run.record.progress, stage.name)
+        _validate(run, stage, recorder)  # if the run was stopped in it
+        while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
+            before, started = run.record.progress.samples, time.monotonic()
+            sums = stage.step(batch)
+            if sums is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
-            recorder.record(batch, result)
+            recorder.record(batch, sums)
             run.interrupt.step_seconds = time.monotonic() - started
-            state.validation_due = validating.due(before, run.runner.samples)
-            _validate(run, work, recorder)
-            _mind_limits(run)
+            stage.state.validation_due = validating.due(before, run.record.progress.samples)
+            _validate(run, stage, recorder)
+            _check_limits(run)
             if run.interrupt.requested():
                 break
-            if run.interrupt.take_save() or saving.due(before, run.runner.samples):
+            if run.interrupt.take_save() or saving.due(before, run.record.progress.samples):
                 with recorder.pause():
                     save(run, stage.name)
         recorder.flush()
-        if run.interrupt.requested() or not _finish(run, work):
-            return _stop(run, stage.name)
+        if run.interrupt.requested() or not _finish(run, stage):
+            _insist(save(run, stage.name, wait=True))
+            return _end(run)
         saved = save(run, stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
-        run.report.end_stage(run, work)
-        run.runner.listeners.event("stage done", run.runner.progress, run.runner.stage)
-    run.report.done(run, save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()}))
+        run.report.end_stage(stage_end(run, stage))
+        run.notifier.event("stage done", run.record.progress, stage.name)
+    weights = save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()})
+    run.report.done(run_end(run), weights)
     return 0
 
 
-def save(run: Run, stage: str, wait: bool = False) -> bool:
-    """Copy the state, and have the copy written while the training goes on; if the one before is still being written, wait for that first.
-
-    :param run: between two steps, everything recorded.
-    :param stage: the stage at work.
-    :param wait: wait until it has been written.
-    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited.
-    :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
-    """
-    if not math.isfinite(float(nn.utils.get_total_norm(run.model.module.parameters()))):
-        raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-    if not run.saver.wait() and run.runner.saves:
-        run.runner.saves.pop()  # the one before has failed
-    if run.saver.failed >= MOST_FAILED_SAVES:
-        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
-                            "make room for the next, and the same command goes on from it.")
-    saved_at = {unit: run.runner.stats.totals[f"total_train_{unit}"] for unit in ("samples", "tokens")} | {"seconds": run.runner.seconds}
-    add_save(run.runner.saves, saved_at)
-    run.runner.note_memory()
-    figures = {name: value for name, value in vars(run.runner).items() if name not in ("settings", "runtime", "listeners")}
-    content, figures = run.saver.copy((checkpoint.content_of(run.components), figures))
-    run.best.hand_over()
-    then = replace(run, runner=replace(run.runner, **figures))
-    run.saver.start(lambda cancelled: _write(then, content, stage, cancelled))
-    return run.saver.wait() if wait else True
-
-
-def _write(run: Run, content: dict[str, Any], stage: str, cancelled: Callable[[], bool]) -> bool:
-    """Write the statistics, then the checkpoint that they belong to: killed in between, the run does the steps again, and no file is missing.
-
-    :param run: as it was when the content was copied.
-    """
-    started = time.monotonic()
-    try_to_write_stats(run)
-    try:
-        run.best.write(run.path, cancelled)
-        rotation.save(run.path, content, stage, run.settings.keep, cancelled)
-    except checkpoint.Cancelled:
-        return False
-    except OSError as error:
-        run.report.save_failed(run.path, error)
-        return False
-    run.interrupt.save_seconds = time.monotonic() - started
-    run.report.saved(run.path)
-    run.runner.listeners.event_elsewhere("saved", run.runner.progress, run.runner.stage)
-    return True
-
-
-def _start(run: Run, stage: Stage, state: StageState) -> StageRunner | None:
+def _begin(run: Run, open_stage: OpenStage) -> StageRunner | None:
     """Begin a stage; None on a request to stop: all that has been done is saved."""
     try:
         with run.interrupt.at_once():
-            return StageRunner(run, stage, state)
+            stage = StageRunner(run, open_stage)
+            stage.begin()
+            return stage
     except Stopped:
         return None
 
 
-def _next_batch(run: Run, work: StageRunner, recorder: Recorder) -> Batch | None:
+def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch | None:
     """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and let the error go on."""
     try:
         with run.interrupt.at_once():
-            return work.next_batch()
+            return stage.next_batch()
     except Stopped:
         return None  # the position is that after the last step, however far the reading has gone
     except Exception:
         recorder.flush()
-        _insist(save(run, work.stage.name, wait=True))
+        _insist(save(run, stage.name, wait=True))
         raise
 
 
-def _validate(run: Run, work: StageRunner, recorder: Recorder) -> None:
+def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
     """Do the validation that is due, if one is, and keep the best state; if its data fails, save: the run that goes on does it."""
-    if not work.state.validation_due:
+    if not stage.state.validation_due:
         return
     with recorder.pause():
         try:
-            if work.validate():
-                run.best.keep(run.components, work.stage.name if work.settings.patience is not None else None)
+            if stage.validate():
+                run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
         except (Unavailable, UserError):
-            _insist(save(run, work.stage.name, wait=True))
+            _insist(save(run, stage.name, wait=True))
             raise
 
 
-def _finish(run: Run, work: StageRunner) -> bool:
+def _finish(run: Run, stage: StageRunner) -> bool:
     """End a stage; if the data of its last validation fails, save what has been done and let the error go on."""
     try:
-        return work.finish()
+        return stage.finish()
     except (Unavailable, UserError):
-        if work.stats.totals["total_train_steps"]:
-            _insist(save(run, work.stage.name, wait=True))
+        if stage.stats.totals["total_train_steps"]:
+            _insist(save(run, stage.name, wait=True))
         raise
 
 
-def _mind_limits(run: Run) -> None:
+def _check_limits(run: Run) -> None:
     """Ask to stop when this run has done what it was told to do."""
-    totals, settings = run.runner.stats.totals, run.settings
-    for name, limit, done in (("--max-steps", settings.max_steps, "total_train_steps"),
-                              ("--max-samples-this-run", settings.max_samples_this_run, "total_train_samples")):
-        if 0 < limit <= totals[done] - run.began_at[done]:
-            run.interrupt.request(AGAIN, f"{name} {limit}")
-
-
-def _stop(run: Run, stage: str) -> int:
-    """Save and end on request."""
-    _insist(save(run, stage, wait=True))
-    return _end(run)
+    for flag, limit, total in (("--max-steps", run.settings.max_steps, "total_train_steps"),
+                               ("--max-samples-this-run", run.settings.max_samples_this_run, "total_train_samples")):
+        if 0 < limit <= run.done_here(total):
+            run.interrupt.request(AGAIN, f"{flag} {limit}")
 
 
 def _end(run: Run) -> int:
     """End on request, with nothing left to save."""
-    run.report.stopped(run)
+    run.report.stopped(stop(run), run_end(run), run.settings)
     assert run.interrupt.exit_code is not None
     return run.interrupt.exit_code
 

@@ -1,7 +1,7 @@
 """What model and tokenizer a run will have: those of its checkpoint, of an initial model, or new ones.  Engine floor."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..checkpoints import format as checkpoint
+from ..checkpoints.format import load
 from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
@@ -49,7 +49,7 @@ class _Unfilled(TorchFunctionMode):
         return function(*args, **named)
 
 
-def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelSpec:
+def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelSpec:
     """Decide what model there will be: that of the checkpoint, of the initial model, or a new one.
 
     :param settings: the run's; model flags that were typed must agree with the file's.
@@ -62,7 +62,7 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     source = path
     if stored is None and settings.initial_model is not None:
         source = Path(settings.initial_model).expanduser()
-        stored = checkpoint.load(source, parts=("model",))
+        stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         args, chosen = settings.model_args(plan, experiment.settings)
@@ -82,7 +82,7 @@ def plan_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any
     return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights)
 
 
-def make_tokenizer(settings: Settings, plan: Plan, stage_data: dict[str, StageData]) -> Tokenizer:
+def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageData]) -> Tokenizer:
     """Make the tokenizer of a new model.
 
     :param settings: what the user said.
@@ -95,7 +95,7 @@ def make_tokenizer(settings: Settings, plan: Plan, stage_data: dict[str, StageDa
     if size is None:
         return load_tokenizer(name)
     budget = size * _CHARACTERS_PER_TOKEN // len(stage_data)
-    return train_tokenizer((text for data in stage_data.values() for text in data.texts(budget)), size)
+    return train_tokenizer((text for data in stage_data for text in data.texts(budget)), size)
 
 
 def tokenizer_name(settings: Settings, plan: Plan) -> str:

@@ -1,101 +1,146 @@
-"""Putting a run together: everything is opened and checked before the first step, and nothing is written until then.  Engine floor."""
+"""The one way to open a run: everything is opened and checked before the first step, and nothing is written until then.  Engine floor.
+
+:func:`outline` reads settings, plan and model file, :func:`open_stages` opens the sources, :func:`open_run` makes the rest. Previews stop after the first two.
+"""
 from __future__ import annotations
 
 import json
-from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..checkpoints import rotation
-from ..checkpoints.best import BestState, best_names
+from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
+from ..checkpoints.format import checkpoint_bytes
 from ..checkpoints.lock import Lock
-from ..checkpoints.resume import Found, choose_state, set_history_aside, settle
+from ..checkpoints.resume import adopt, choose_state, set_history_aside
+from ..checkpoints.rotation import Found, check_free_space, clean_up
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes
 from ..data.stage import StageData
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
-from ..device.runtime import Runtime, seed_everything
+from ..device.model import DeviceModel
+from ..device.random_state import seed_everything
+from ..device.runtime import Runtime
 from ..errors import Unavailable, UserError
 from ..files import check_folder, make_folder, write_text
+from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
-from ..optim.optimizers import STATE_COPIES, build_optimizer
+from ..optim.optimizers import build_optimizers
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
+from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
 from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
 from .interrupt import Interrupt
-from .model_spec import make_tokenizer, plan_model
+from .model_spec import ModelSpec, choose_model, make_tokenizer
+from .nonfinite import NonfiniteGuard
+from .run import OpenStage, Run
+
+Say = Callable[[str], None]
 
 
-@dataclass
-class Run:
-    """All that training needs."""
+@dataclass(frozen=True)
+class Outline:
+    """A run as far as settings, plan and model file say: no source is open, and no weights are made."""
 
     settings: Settings
+    """With what the checkpoint decides."""
+    plan: Plan
     path: Path
+    found: Found | None
+    """The checkpoint to go on from; None = a new run."""
     curriculum: Curriculum
-    model: ModelComponent
-    runner: RunnerComponent
-    optimizers: OptimizersComponent
-    lr_schedulers: LrSchedulersComponent
-    wrapped: nn.Module
-    stage_settings: dict[str, StageSettings]
-    stage_data: dict[str, StageData]
-    report: Report
-    interrupt: Interrupt
-    lock: Lock
-    prompted: CompletionWriter
-    changes: list[str] = field(default_factory=list)  # what is not as it was at the checkpoint
-    began_at: Counter[str] = field(default_factory=Counter)  # the totals at that point
-    best: BestState = field(default_factory=BestState)
-    saver: Saver = field(default_factory=Saver)
-    closing: ExitStack = field(default_factory=ExitStack)  # what has to be ended with the run, however it ends
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Finish the save that is being written, or leave it where the user wants to end at once; let others have the model file."""
-        at_once = kind is not None and not issubclass(kind, Exception)
-        self.closing.callback(self.lock.release)
-        with self.closing:
-            self.saver.close(give_up=at_once)
-            if not at_once:
-                self._tell_the_end(kind)
+    """As far as it has been followed."""
+    spec: ModelSpec
 
     @property
-    def components(self) -> tuple[Curriculum, ModelComponent, RunnerComponent, OptimizersComponent, LrSchedulersComponent]:
-        """The five parts of a checkpoint, in order."""
-        return self.curriculum, self.model, self.runner, self.optimizers, self.lr_schedulers
+    def stored(self) -> dict[str, Any] | None:
+        """What the checkpoint holds."""
+        return self.found.content if self.found is not None else None
 
-    def _tell_the_end(self, kind: type[BaseException] | None) -> None:
-        """Tell those who listen how the run ends."""
-        asked = self.interrupt.exit_code is not None or (kind is not None and issubclass(kind, Unavailable))
-        folder = Path(self.settings.out_dir).expanduser()
-        self.runner.listeners.end("done" if self.curriculum.is_done else "stopped" if asked else "failed",
-                                  lambda: draw_plots(folder, self.path.stem, self.report.say))
+    def stage_settings(self, stage: Stage) -> StageSettings:
+        """Work out what holds for a stage."""
+        return resolve_stage(self.settings, stage, self.spec.args["context_len"])
+
+    def tokenizer(self, data: Iterable[StageData]) -> Tokenizer:
+        """Give the model's tokenizer; a new one may learn from the data of the stages."""
+        return self.spec.tokenizer or make_tokenizer(self.settings, self.plan, list(data))
+
+
+def outline(settings: Settings, plan: Plan) -> Outline:
+    """Say what a run will be; nothing is changed.
+
+    :param settings: of the command line.
+    :param plan: what to follow.
+    :raises UserError: when the checkpoint, the plan and the flags do not agree.
+    """
+    path = settings.model_file(plan)
+    found = choose_state(settings, path, [stage.name for stage in plan.stages])
+    stored = found.content if found is not None else None
+    curriculum = Curriculum(plan)
+    if stored is not None:
+        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
+    spec = choose_model(settings, plan, path, stored)
+    if stored is not None:
+        curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
+        curriculum.restore(stored["curriculum"]["state"])
+    return Outline(settings, plan, path, found, curriculum, spec)
+
+
+def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], say: Say) -> dict[str, OpenStage]:
+    """Open the sources of stages, so that a file missing in the last is known now.
+
+    :param stages: each with how far it has been done.
+    :param say: is told of accepted changes of the data.
+    :return: the open stages by name, in order.
+    :raises UserError: all faults together.
+    """
+    opened, faults, accepted = {}, [], []
+    for stage, state in stages:
+        try:
+            settings = outline.stage_settings(stage)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed)
+            found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
+            if settings.schedule != "constant" and not data.length_is_known:
+                faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
+            differences = _adopt_changes(found)
+            if outline.settings.accept_changed_data:
+                accepted += differences
+            else:
+                faults += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
+                           "or choose another --model, or --reset-history to start anew." for change in differences]
+            if state.context_len not in (None, settings.context_len):
+                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {settings.context_len}; change it back.")
+            opened[stage.name] = found
+        except UserError as error:
+            faults += error.faults
+    if faults:
+        raise UserError(*faults)
+    for change in accepted:
+        say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
+    return opened
 
 
 def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
     """Open and check everything, load what there is to load, and make the folders.
 
-    :param settings: the run's.
+    :param settings: of the command line.
     :param plan: what to follow.
     :param report: is told what happens.
     :param interrupt: asked whether to stop.
-    :param callbacks: who is told what happens, too.
+    :param callbacks: are told what happens, too.
     :return: the run; None when the plan has already been done.
     :raises UserError: for anything that is wrong with the input; nothing has been written then.
     """
@@ -104,7 +149,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         check_folder(folder, "output folder")
     lock = Lock(path)
     try:
-        run = _open(settings, plan, report, interrupt, path, lock, callbacks)
+        run = _open(settings, plan, path, lock, report, interrupt, callbacks)
     except BaseException:
         lock.release()
         raise
@@ -113,69 +158,30 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     return run
 
 
-def _open(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, path: Path, lock: Lock, callbacks: Callbacks | None) -> Run | None:
+def _open(settings: Settings, plan: Plan, path: Path, lock: Lock, report: Report, interrupt: Interrupt, callbacks: Callbacks | None) -> Run | None:
     """Do the work of :func:`open_run`."""
     if path.parent.is_dir():  # else there is nothing to lock yet
         lock.take()
     prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
-    runtime = Runtime(settings)
-    if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
-        torch.set_num_threads(threads)
-    if settings.compile_model and settings.compile_backend == "inductor":
-        keep_compiled()
-    found = choose_state(settings, path, [stage.name for stage in plan.stages])
-    check_target(settings, path)
-    stored = found.content if found is not None else None
-    if stored is not None:
-        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
-    model_plan = plan_model(settings, plan, path, stored)
-    shapes = model_plan.build(vocab_size=8, meta=True)  # refuses wrong sizes now
-    runtime.joins(shapes)
-    runtime.save_memory(shapes)
-    curriculum = Curriculum(plan)
-    if stored is not None:
-        curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
-        curriculum.restore(stored["curriculum"]["state"])
-        if curriculum.is_done:
-            if settings.resume == "latest":
-                settle(settings, path, found, [], report.say)
-            report.already_done(path if found is None or settings.resume == "latest" else found.path, plan)
-            report.weights(save_weights(settings, stored["model"]))
-            return None
-    stages = [stage for stage, _ in curriculum.remaining()]
-    stage_settings = {stage.name: resolve_stage(settings, stage, model_plan.args["context_len"]) for stage in stages}
-    for stage in stages:
-        freeze(shapes, stage, settings)
-    stage_data = open_stages(settings, curriculum, stage_settings, report)
-    tokenizer = model_plan.tokenizer or make_tokenizer(settings, plan, stage_data)
-
-    seed_everything(settings.seed)
-    module = model_plan.build(tokenizer.vocab_size)
-    model = ModelComponent(model_plan.experiment, model_plan.args, tokenizer, module)
-    if model_plan.initial_weights is not None:
-        model.restore(model_plan.initial_weights)
-    module.to(runtime.device)
-    optimizer = build_optimizer(settings.optimizer, module, settings.lr, settings.weight_decay)
-    runner = RunnerComponent(settings, runtime, listeners=Notifier(callbacks))
-    run = Run(settings, path, curriculum, model, runner, OptimizersComponent(settings.optimizer, optimizer),
-              LrSchedulersComponent(settings), runtime.wrap(module, model_plan.args["context_len"], report.compiled), stage_settings, stage_data, report,
-              interrupt, lock,
-              CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{path.stem}_samples.jsonl", settings.sample_tokens, settings.seed, report.say))
-    if stored is not None:
-        _restore(run, stored)
-        run.changes = changes(run.settings, stored, curriculum, stage_settings, str(runtime.device))
-    else:
-        run.changes = foreign_sizes(settings, plan)
-    _check_room(run)
+    runtime = start_device(settings)
+    ahead = outline(settings, plan)
+    check_target(ahead.settings, path)
+    if ahead.stored is not None and ahead.curriculum.is_done:
+        _already_done(ahead, report)
+        return None
+    run = _make(ahead, runtime, report, interrupt, callbacks, prompts)
+    run.closing.callback(lock.release)
+    run.closing.push(partial(_end, run))
+    _check_space(run)
     interrupt.at_work = True  # from here on files change
-    _prepare_folders(run, found)
+    _prepare_folders(run, ahead.found, lock)
     return run
 
 
 def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
-    """Go on with what the position in the data and the optimizer's state depend on; what was typed must not differ.
+    """Go on with what the position in the data and the optimizers' state depend on; what was typed must not differ.
 
-    :param settings: the run's.
+    :param settings: of the command line.
     :param path: the model file, for messages.
     :param before: the settings that the file was written with.
     :return: the settings to go on with.
@@ -190,6 +196,19 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Set
     if faults:
         raise UserError(*faults)
     return replace(settings, **kept)
+
+
+def check_model(ahead: Outline, runtime: Runtime, stages: Iterable[Stage]) -> None:
+    """Build the model without weights, to refuse now what it cannot do.
+
+    :param stages: those that are to be trained.
+    :raises UserError: for wrong sizes, for flags that the model does not support, and for `freeze` patterns that match nothing.
+    """
+    shapes = ahead.spec.build(vocab_size=8, meta=True)
+    runtime.packs(shapes)
+    runtime.save_memory(shapes)
+    for stage in stages:
+        freeze(shapes, stage, ahead.settings)
 
 
 def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
@@ -207,44 +226,59 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
         raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
 
 
-def open_stages(settings: Settings, curriculum: Curriculum, stage_settings: dict[str, StageSettings], report: Report) -> dict[str, StageData]:
-    """Open the data of all stages that are left, so that a file missing in the last is known now; all faults together."""
-    opened, faults, accepted = {}, [], []
-    for stage, state in curriculum.remaining():
-        try:
-            data = StageData(stage, settings.datasets_folder, settings.seed)
-            if stage_settings[stage.name].schedule != "constant" and not data.length_is_known:
-                faults.append(f"stage '{stage.name}': lr_schedule {stage_settings[stage.name].schedule} needs a length that is known; give samples or tokens.")
-            changes = _changes(state, data)
-            if settings.accept_changed_data:
-                accepted += changes
-            else:
-                faults += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
-                           "or choose another --model, or --reset-history to start anew." for change in changes]
-            context_len = stage_settings[stage.name].context_len
-            if state.context_len not in (None, context_len):
-                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {context_len}; change it back.")
-            opened[stage.name] = data
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
-    for change in accepted:
-        report.say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
-    return opened
+def start_device(settings: Settings) -> Runtime:
+    """Set up device, threads and the cache of compiled code.
+
+    :raises UserError: when the device is not there.
+    """
+    runtime = Runtime(settings)
+    if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    if settings.compile_model and settings.compile_backend == "inductor":
+        keep_compiled()
+    return runtime
 
 
-def _changes(state: StageState, data: StageData) -> list[str]:
-    """Say which sources of a begun stage are not what they were, and bring its position in line with what they are."""
-    before, now = state.fingerprints, data.fingerprints()
-    if before is None:
-        return []
-    changes = describe_changes(before, now)
-    if changes:
-        state.position = state.position and data.carry_over(state.position, before)
-        state.validation_position = None
-    state.fingerprints = now
-    return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in changes]
+def _already_done(ahead: Outline, report: Report) -> None:
+    """Say that there is nothing to do, and write the weights, if they are asked for."""
+    assert ahead.found is not None
+    latest = ahead.settings.resume == "latest"
+    if latest:
+        adopt(ahead.settings, ahead.path, ahead.found, [], report.say)
+    report.already_done(ahead.path if latest else ahead.found.path, ahead.plan)
+    report.weights(save_weights(ahead.settings, ahead.found.content["model"]))
+
+
+def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt, callbacks: Callbacks | None, prompts: list[str]) -> Run:
+    """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
+    settings, spec = ahead.settings, ahead.spec
+    shapes = spec.build(vocab_size=8, meta=True)  # refuses wrong sizes now
+    runtime.packs(shapes)
+    runtime.save_memory(shapes)
+    for part, _ in ahead.curriculum.remaining():
+        freeze(shapes, part, settings)
+    stages = open_stages(ahead, ahead.curriculum.remaining(), report.say)
+    tokenizer = ahead.tokenizer(stage.data for stage in stages.values())
+    seed_everything(settings.seed)
+    module = spec.build(tokenizer.vocab_size)
+    model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
+    if spec.initial_weights is not None:
+        model.restore(spec.initial_weights)
+    module.to(runtime.device)
+    optimizers = OptimizersComponent(settings.optimizer, build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay))
+    notifier = Notifier(callbacks)
+    runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say))
+    wrapped = runtime.wrap(module, spec.args["context_len"], report.compiled, interrupt.at_once)
+    completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
+                                   report.say)
+    run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
+              DeviceModel(module, wrapped, runtime), report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
+              foreign_sizes(settings, ahead.plan))
+    if ahead.stored is not None:
+        _restore(run, ahead.stored)
+    for stage in stages.values():
+        run.record.stats.declare(stage.objective.figures)
+    return run
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:
@@ -252,40 +286,66 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
-    totals = run.runner.stats.totals
-    run.began_at = totals.copy()
+    run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
-        run.runner.listeners.begin_another()
-    run.runner.resumes.append({"samples": totals["total_train_samples"], "tokens": totals["total_train_tokens"], "seconds": run.runner.seconds})
+        run.notifier.begin_another()
+    run.record.note_resume()
+    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()})
 
 
-def _check_room(run: Run) -> None:
+def _adopt_changes(stage: OpenStage) -> list[str]:
+    """Say which sources of a begun stage are not what they were, and bring its position in line with what they are."""
+    state, data = stage.state, stage.data
+    before, now = state.fingerprints, data.fingerprints()
+    if before is None:
+        return []
+    differences = describe_changes(before, now)
+    if differences:
+        state.position = state.position and data.carry_over(state.position, before)
+        state.validation_position = None
+    state.fingerprints = now
+    return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in differences]
+
+
+def _check_space(run: Run) -> None:
     """See that the files of the run will fit on the disk, and that the time limit leaves time to write one.
 
     :raises UserError: when they will not.
     """
-    module, copies = run.model.module, STATE_COPIES[run.optimizers.kind]
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + copies * sum(parameter.nbytes for parameter in module.parameters())
+    size = checkpoint_bytes(run.device_model.raw, run.optimizers.optimizers.state_bytes())
     stages = [state.name for state in run.curriculum.states]
-    early = [name for name in stages[:-1] if name in run.stage_settings and run.stage_settings[name].patience is not None]
+    early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     run.interrupt.expect_save(size)
-    rotation.check_total_room(run.path, size, [*best_names(early), *stages], run.settings.keep)
+    check_free_space(run.path, size, [*best_names(early), *stages], run.settings.keep)
 
 
-def _prepare_folders(run: Run, found: Found | None) -> None:
+def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics."""
-    folder = make_folder(Path(run.settings.out_dir).expanduser(), "output folder")
+    folder = make_folder(run.out_dir, "output folder")
     make_folder(run.path.parent, "output folder")
-    run.lock.take()
-    rotation.clean_up(run.path, folder)
+    lock.take()
+    clean_up(run.path, folder)
     if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
         run.report.say(f"kept the old model as {kept}")
-    settle(run.settings, run.path, found, [stage.name for stage, _ in run.curriculum.remaining()], run.report.say)
-    resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runner.runtime.device),
-                                         "precision": run.runner.runtime.precision, "model": str(run.path), "model_args": run.model.args,
+    adopt(run.settings, run.path, found, list(run.stages), run.report.say)
+    resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
+                                         "precision": run.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}
     write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
-    samples = run.prompted.begin(run.runner.stats.totals["total_train_steps"])
-    run.runner.listeners.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.runner.stats, list(run.runner.step_stats.values()), samples)
+    samples = run.completions.begin(run.record.progress.step)
+    run.notifier.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:
-        run.runner.listeners.event("resumed", run.runner.progress, run.runner.stage)
+        run.notifier.event("resumed", run.record.progress, run.record.stage)
+
+
+def _end(run: Run, kind: type[BaseException] | None, *_: object) -> None:
+    """Finish the save that is being written, or leave it where the user wants to end at once, and tell those who listen how the run ends.
+
+    :param kind: the exception with which the run ends, if any.
+    """
+    at_once = kind is not None and not issubclass(kind, Exception)
+    run.saver.close(give_up=at_once)
+    if not at_once:
+        asked = run.interrupt.exit_code is not None or (kind is not None and issubclass(kind, Unavailable))
+        run.notifier.end("done" if run.curriculum.is_done else "stopped" if asked else "failed",
+                         lambda: draw_plots(run.out_dir, run.path.stem, run.report.say))

@@ -6,20 +6,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ..data.batcher import Batch
-from ..stats.figures import Progress
-from ..stats.histories import write_stats
+from ..device.memory import peak_memory
+from ..report.records import StepDone
+from ..stats.figures import Progress, values
+from ..stats.run_record import RunRecord
+from .batches import TrainBatch
 from .evaluate import add_words
-from .nonfinite import is_usable
-from .opening import Run
+from .run import Run
 from .stage import StageRunner
-from .step import StepResult
+from .step import StepSums
 
-# The statistics files are written this often (seconds), for those who plot while a run goes on; less often where that would take more than such a share.
+# The statistics files are written this often (seconds), for those who plot while a run goes on; less often where that would take more than this share.
 _WRITE_SECONDS = 15.0
 _WRITE_SHARE = 0.005
 
@@ -30,45 +31,47 @@ class _Pending:
 
     batch: Batch
     progress: Progress
-    figures: torch.Tensor  # loss sum, gradient norm, loss sum of each source where they are told apart; on the CPU once `arrived`
+    numbers: torch.Tensor
+    """Loss sum, gradient norm, sums of the objective's own figures, loss sum of each source; on the CPU once `arrived`."""
+    own: list[str]
+    """The names of the objective's own figures."""
     predictions: dict[int, torch.Tensor]
     arrived: torch.cuda.Event | None
-    known: dict[str, float]  # figures that need no waiting
+    known: dict[str, float]
+    """Figures that need no waiting."""
 
 
 class Recorder:
     """Adds each step of a stage to the statistics."""
 
-    def __init__(self, run: Run, work: StageRunner):
-        self._run, self._work = run, work
+    def __init__(self, run: Run, stage: StageRunner):
+        self._run, self._stage = run, stage
         self._pending: _Pending | None = None
         self._mark = now = time.perf_counter()
         self._next_write = now + _WRITE_SECONDS
 
-    def record(self, batch: Batch, result: StepResult) -> None:
+    def record(self, batch: TrainBatch, sums: StepSums) -> None:
         """Take note of a step that has been done: counts now, its numbers when they have come."""
         now = time.perf_counter()
-        known = {"step_seconds": now - self._mark, "data_seconds": self._work.data_seconds, "padding": float(result.padding), "places": float(result.places)}
-        self._mark = now
-        runner = self._run.runner
-        runner.seconds += known["step_seconds"]
-        counts = batch.counts()
-        counts.update(padding=result.padding, places=result.places)
-        known |= {"forced_cuts": float(counts["forced_cuts"]), "lr": self._work.lr}
-        for stats in (runner.stats, self._work.stats):
-            stats.count_step(len(batch.samples), batch.n_truth, counts)
-        self._work.by_source.count(batch)
-        progress = runner.progress
-        entry = self._work.entry
-        entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = progress.samples, progress.tokens, progress.seconds
-        before, self._pending = self._pending, self._send(batch, progress, result, known)
+        step_seconds, self._mark = now - self._mark, now
+        record, stage = self._run.record, self._stage
+        record.seconds += step_seconds
+        counts = batch.batch.counts()
+        counts.update(padding=batch.n_padding, places=batch.n_slots)
+        for stats in (record.stats, stage.stats):
+            stats.count_step(len(batch.batch.samples), batch.batch.n_truth, counts)
+        stage.by_source.count(batch.batch)
+        record.reach()
+        known = {"step_seconds": step_seconds, "data_seconds": stage.data_seconds, "padding": float(batch.n_padding), "places": float(batch.n_slots),
+                 "forced_cuts": float(counts["forced_cuts"]), "lr": stage.lr, "steps": 1.0}
+        before, self._pending = self._pending, self._send(batch.batch, sums, known)
         if before is not None:
             self._add(before)
-        if not runner.runtime.asynchronous:
+        if not self._run.runtime.asynchronous:
             self.flush()
         if now > self._next_write and not self._run.saver.busy:
             with self.pause():
-                try_to_write_stats(self._run)
+                try_to_write_stats(self._run, record)
             self._next_write = self._mark + max(_WRITE_SECONDS, (self._mark - now) / _WRITE_SHARE)
 
     def flush(self) -> None:
@@ -84,62 +87,54 @@ class Recorder:
         yield
         self._mark = time.perf_counter()
 
-    def _send(self, batch: Batch, progress: Progress, result: StepResult, known: dict[str, float]) -> _Pending:
+    def _send(self, batch: Batch, sums: StepSums, known: dict[str, float]) -> _Pending:
         """Start the copies to the CPU."""
-        figures = torch.cat([torch.stack([result.loss_sum.float(), result.grad_norm.float()]), result.source_sums])
-        if figures.device.type != "cuda":
-            return _Pending(batch, progress, figures.cpu(), {number: ids.cpu() for number, ids in result.predictions.items()}, None, known)
-        figures = figures.to("cpu", non_blocking=True)
-        predictions = {number: ids.to("cpu", non_blocking=True) for number, ids in result.predictions.items()}
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return _Pending(batch, progress, figures, predictions, arrived, known)
+        scalars = [sums.loss_sum, sums.grad_norm, *sums.figures.values()]
+        numbers = torch.cat([torch.stack([scalar.float() for scalar in scalars]), sums.source_sums])
+        waits = numbers.device.type != "cuda"
+        numbers = numbers.to("cpu", non_blocking=not waits)
+        predictions = {number: ids.to("cpu", non_blocking=not waits) for number, ids in sums.predictions.items()}
+        arrived = None if waits else torch.cuda.Event()
+        if arrived is not None:
+            arrived.record()
+        return _Pending(batch, self._run.record.progress, numbers, list(sums.figures), predictions, arrived, known)
 
     def _add(self, step: _Pending) -> None:
         """Add a step's numbers to the statistics and the progress line."""
         if step.arrived is not None:
             step.arrived.synchronize()
-        loss_sum, grad_norm, *source_sums = step.figures.tolist()
-        where = f"stage '{self._work.stage.name}', step {step.progress.step:,}"
-        stage_stats, run_stats = self._work.stats, self._run.runner.stats
-        if not is_usable(self._run, where, step.batch, self._work.data.names, loss_sum, grad_norm):
-            for stats in (run_stats, stage_stats):
+        loss_sum, grad_norm, *rest = step.numbers.tolist()
+        sums, source_sums = rest[:len(step.own)], rest[len(step.own):]
+        run, stage = self._run, self._stage
+        where = f"stage '{stage.stage.name}', step {step.progress.step:,}"
+        if not run.runner.nonfinite.is_usable(where, step.batch, stage.data.names, loss_sum, grad_norm):
+            for stats in (run.record.stats, stage.stats):
                 stats.totals["skipped_batches"] += 1
-                stats.add_train(step.progress, {**step.known, "steps": 1.0, "skipped_batches": 1.0})
-            self._run.runner.listeners.train(step.progress, {**step.known, "steps": 1.0})
-            self._run.runner.listeners.event("skipped batch", step.progress, self._work.stage.name)
+                stats.add_train(step.progress, {**step.known, "skipped_batches": 1.0})
+            run.notifier.train(step.progress, step.known)
+            run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
-        pieces = step.batch.pieces
-        sums: dict[str, float] = {}
+        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), **dict(zip(step.own, sums, strict=True))}
         for number, ids in step.predictions.items():
-            add_words(sums, pieces[number], ids.numpy())
-        figures = {**step.known, **sums, "steps": 1.0, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth)}
+            add_words(figures, step.batch.pieces[number], ids.numpy())
         if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
-        sources = self._work.by_source.name(step.batch, source_sums)
-        run_stats.add_train(step.progress, figures)
-        stage_stats.add_train(step.progress, figures, sources)
-        self._run.runner.listeners.train(step.progress, figures, sources)
-        self._run.report.progress(self._run, self._work, step.batch, loss_sum, sources)
+        sources = stage.by_source.name(step.batch, source_sums)
+        run.record.stats.add_train(step.progress, figures)
+        stage.stats.add_train(step.progress, figures, sources)
+        run.notifier.train(step.progress, figures, sources)
+        own = values((figure for figure in stage.objective.figures if figure.progress), figures)
+        run.report.progress(StepDone(step.progress, stage.stats.totals["total_train_samples"], len(step.batch.samples), step.batch.progress, stage.lr, loss_sum,
+                                     step.batch.n_truth, sources, own))
 
 
-def try_to_write_stats(run: Run) -> None:
-    """Write the statistics files of the run and of the stage at work; what cannot be written is reported and tried again later."""
+def try_to_write_stats(run: Run, record: RunRecord) -> None:
+    """Write the statistics files of a run and of the stage at work; what cannot be written is reported and tried again later.
+
+    :param record: the run's, or a copy of it.
+    """
+    record.note_memory(peak_memory(run.runtime.device))
     try:
-        _write_stats(run)
+        record.write(run.out_dir, run.path.stem, run.model.experiment)
     except OSError as error:
-        run.report.save_failed(Path(run.settings.out_dir), error)
-
-
-def _write_stats(run: Run) -> None:
-    """Write the files, or raise OSError."""
-    folder, runner = Path(run.settings.out_dir).expanduser(), run.runner
-    runner.note_memory()
-    write_stats(folder, run.path.stem, run.model.experiment, None, runner.stats, runner.stages, runner.resumes, runner.step_stats, runner.saves,
-                runner.peak_memory)
-    if runner.stages:
-        entry = runner.stages[-1]
-        resumes, saves = ([place for place in places if entry["from_samples"] <= place["samples"] <= entry["to_samples"]]
-                          for places in (runner.resumes, runner.saves))
-        write_stats(folder, run.path.stem, run.model.experiment, entry["name"], runner.step_stats[entry["name"]], [entry], resumes, saves=saves,
-                    peak_memory=runner.peak_memory)
+        run.report.save_failed(run.out_dir, error)

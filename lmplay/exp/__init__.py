@@ -42,11 +42,7 @@ _BUILT_IN = (
 
 
 def experiments() -> dict[str, Experiment]:
-    """List the built-in experiments, then those of installed packages by name; imports none of them.
-
-    :return: name -> experiment.
-    :raises UserError: when two offer the same name.
-    """
+    """List the built-in experiments and those of installed packages by name, see :func:`with_offered`."""
     return with_offered(Experiment, _BUILT_IN)
 
 

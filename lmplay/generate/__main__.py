@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from ..command_line import Parser
 from ..errors import LmplayError, UserError
 
 if TYPE_CHECKING:
@@ -17,14 +18,6 @@ if TYPE_CHECKING:
 
     from ..tokenizer import Tokenizer
     from ..writing.sampling import Sampling
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose faults are one clear line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse a command line."""
-        raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     :return: the exit code: 0, 130 after Ctrl+C, 2 bad input.
     """
     try:
-        options = _parser().parse_args(argv)
+        options = _parser().read(argv)
         _check(options)
         prompts = _prompts(options)
         writer = _open(options)
@@ -101,9 +94,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> _Parser:
+def _parser() -> Parser:
     """Describe the flags."""
-    parser = _Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
+    parser = Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
     what.add_argument("--model", metavar="FILE", help="a model file (.lmp); by default the newest *_model.lmp in --out-dir")
@@ -112,17 +105,17 @@ def _parser() -> _Parser:
     what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
     what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example)")
     what.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
-    what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write no more than so many (default: 256)")
+    what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
     what.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
     what.add_argument("--batch-size", metavar="TEXTS", type=int, default=16, help="texts written side by side (default: 16)")
-    what.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first there is of cuda, mps, cpu")
+    what.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu")
     what.add_argument("--json", action="store_true", help="print a JSON object a text: prompt, title, sample, text")
-    how.add_argument("--repetition-penalty", metavar="FACTOR", type=float, default=1.0, help="above 1: tokens that are there get less probable (default: 1)")
+    how.add_argument("--repetition-penalty", metavar="FACTOR", type=float, default=1.0, help="above 1: tokens of the text become less probable (default: 1)")
     how.add_argument("--temperature", metavar="NUMBER", type=float, default=0.8, help="below 1: safer, above 1: wilder; 0 = greedy (default: 0.8)")
     how.add_argument("--greedy", action="store_true", help="always the most probable token, as --temperature 0")
     how.add_argument("--top-k", metavar="TOKENS", type=int, default=0, help="only the k most probable tokens; 0 = off (default: 0)")
-    how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens that come to p; 1 = off (default: 1)")
-    how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens at least so probable, as a share of the best; 0 = off (default: 0)")
+    how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens with p of the probability; 1 = off (default: 1)")
+    how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens above a share of the best one's probability; 0 = off (default: 0)")
     return parser
 
 

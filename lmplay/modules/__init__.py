@@ -1,1 +1,1 @@
-"""Parts that experiments build their models from.  Model floor."""
+"""Layers that experiments build their models from."""

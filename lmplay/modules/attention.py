@@ -1,6 +1,6 @@
-"""Attention.  Model floor: imports torch, its own folder and the ground floor only.
+"""Attention.
 
-Shapes: B pieces, T positions, D width, H heads, K width of a head.
+Shapes: B pieces, T positions, D embedding width, H heads, K width of a head.
 """
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from .cache import KeyValueCache
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a position sees itself and those before it; query, key and value come from one product."""
+    """Causal multi-head attention: a position attends to itself and those before it; one linear layer computes query, key and value."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-        """Build it.
-
+        """
         :param embed_dim: D.
         :param num_heads: H, a divisor of D.
-        :param dropout: share of attention weights and of outputs dropped while training.
-        :raises UserError: when the heads don't divide the width.
+        :param dropout: probability of dropping an attention weight and an output during training.
+        :raises UserError: when H does not divide D.
         """
         super().__init__()
         check_heads(embed_dim, num_heads)
@@ -34,19 +33,19 @@ class CausalSelfAttention(nn.Module):
         self.residual_dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
-        """Mix each position with those before it.
+        """Attend.
 
-        Pieces are padded on the right, where nothing looks from a real position: the causal rule is the only mask.
+        Pieces are padded on the right, where no real position attends to: the causal mask is the only one.
 
-        :param hidden_BTD: normalised hidden states.
-        :param cache: what was read before these positions, when a text is written.
-        :param lengths: of the pieces that are joined in the T positions of the only row; none sees another. None = a row is a piece.
-        :return: what to add to the residual stream (B, T, D).
+        :param hidden_BTD: normalized hidden states.
+        :param cache: keys and values of the positions before these, in generation.
+        :param lengths: in tokens, of the pieces packed into the T positions of the only row; none attends to another. None = each row is a piece.
+        :return: the addition to the residual stream (B, T, D).
         """
         query_key_value = self.query_key_value(hidden_BTD)
         if lengths is None:
             mixed_BTD = self._mix(query_key_value, cache)
-        else:  # those of one length side by side; split and cat, whose gradients are each other: that of a slice is as large as the whole
+        else:  # neighbours of equal length as one batch; split and cat, because the gradient of a slice would be as large as the whole tensor
             runs = [(length, len(list(run))) for length, run in groupby(lengths)]
             parts = query_key_value[0].split([length * count for length, count in runs])
             mixed = [self._mix(part.unflatten(0, (count, length))).flatten(0, 1) for part, (length, count) in zip(parts, runs, strict=True)]
@@ -54,7 +53,7 @@ class CausalSelfAttention(nn.Module):
         return self.residual_dropout(self.projection(mixed_BTD))
 
     def _mix(self, query_key_value: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Do the attention of rows (B, T, 3 D), each a piece: (B, T, D)."""
+        """Attend within each row: (B, T, 3 D) -> (B, T, D)."""
         query_BHTK, key_BHTK, value_BHTK = query_key_value.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         if cache is None:
@@ -65,11 +64,11 @@ class CausalSelfAttention(nn.Module):
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse a width that the heads don't divide.
+    """Refuse a number of heads that does not divide the width.
 
     :param embed_dim: the width.
     :param num_heads: the number of heads.
-    :raises UserError: naming both and the nearest values that would do.
+    :raises UserError: with both, and the nearest values that fit.
     """
     if embed_dim % num_heads == 0:
         return
@@ -83,7 +82,7 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
 
 
 def _divisors_around(number: int, wanted: int) -> list[int]:
-    """Give the nearest divisors of a number below and above one that is none."""
+    """Return the divisors of a number that are nearest to another one, below and above."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     below = [divisor for divisor in divisors if divisor < wanted]
     above = [divisor for divisor in divisors if divisor > wanted]

@@ -1,6 +1,6 @@
-"""Transformer blocks.  Model floor: imports torch and its own folder only.
+"""Transformer blocks.
 
-Shapes: B pieces, T positions, D width.
+Shapes: B pieces, T positions, D embedding width.
 """
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from .attention import CausalSelfAttention
 from .cache import KeyValueCache
 
 NORM_EPSILON = 1e-5
-"""GPT-2's, and torch's own default; written down because logits depend on it."""
+"""The value of GPT-2, and torch's default; written here because logits depend on it."""
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU (its tanh form, as in GPT-2) between them, four times as wide inside."""
+    """Two linear layers with a GELU (tanh approximation, as in GPT-2) between them; the hidden width is 4 D."""
 
     def __init__(self, embed_dim: int, dropout: float = 0.0):
-        """Build it.
-
+        """
         :param embed_dim: D.
-        :param dropout: share of outputs dropped while training.
+        :param dropout: probability of dropping an output during training.
         """
         super().__init__()
         self.expansion = nn.Linear(embed_dim, 4 * embed_dim)
@@ -29,19 +28,18 @@ class Mlp(nn.Module):
         self.residual_dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Work on each position by itself: (B, T, D) -> what to add to the residual stream (B, T, D)."""
+        """Compute the addition to the residual stream, for each position alone: (B, T, D) -> (B, T, D)."""
         return self.residual_dropout(self.projection(functional.gelu(self.expansion(hidden_BTD), approximate="tanh")))
 
 
 class PreNormBlock(nn.Module):
-    """Attention, then an MLP; each reads a normalised copy of the residual stream and adds to the stream itself."""
+    """Attention, then an MLP; each reads the normalized residual stream and adds to the stream."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-        """Build it.
-
+        """
         :param embed_dim: D.
         :param num_heads: number of attention heads.
-        :param dropout: share dropped while training, in both parts.
+        :param dropout: probability of dropping during training, in both parts.
         """
         super().__init__()
         self.attention_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)

@@ -1,6 +1,6 @@
-"""What attention remembers of tokens it has read, so that writing a text reads each of them once.  Model floor: imports torch only.
+"""The key-value cache of attention, with which generation reads each token once.  Imports torch only.
 
-Shapes: B texts, T positions read now, L positions there is room for, H heads, K width of a head.
+Shapes: B texts, T new positions, L positions of the cache, H heads, K width of a head.
 """
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of every block, for texts of different lengths side by side.
 
-    Each text has its own length: what is read next stands at positions ``length, length + 1, …`` of it.  Texts are padded on the right; `keep`
-    says how much of what was read is text.
+    Each text has its own length: its next tokens are at positions ``length, length + 1, …``. Texts are padded on the right; `keep` says how many of the
+    new tokens belong to each text.
     """
 
     def __init__(self, batch: int, length: int, device: torch.device):
@@ -28,21 +28,21 @@ class KeyValueCache:
         self.positions_BT = self.mask_B1TL = torch.empty(0)
 
     def begin(self, n_tokens: int) -> None:
-        """Prepare to read T tokens of each text; the model calls it before its blocks."""
+        """Prepare for T new tokens of each text; the model calls it before its blocks."""
         self._block = 0
         self.positions_BT = self.lengths_B[:, None] + torch.arange(n_tokens, device=self.lengths_B.device)
         self.mask_B1TL = (torch.arange(self._length, device=self.lengths_B.device) <= self.positions_BT[:, :, None])[:, None]
 
     def extend(self, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Take keys and values of the tokens read now, block after block, and give those of all positions (B, H, L, K)."""
+        """Store keys and values of the new tokens, block after block, and return those of all positions (B, H, L, K)."""
         if self._block == len(self._blocks):
             shape = (*key_BHTK.shape[:2], self._length, key_BHTK.shape[3])
             self._blocks.append((key_BHTK.new_zeros(shape), value_BHTK.new_zeros(shape)))
         keys, values = self._blocks[self._block]
         self._block += 1
-        places = self.positions_BT[:, None, :, None].expand_as(key_BHTK)
-        return keys.scatter_(2, places, key_BHTK), values.scatter_(2, places, value_BHTK)
+        positions_BHTK = self.positions_BT[:, None, :, None].expand_as(key_BHTK)
+        return keys.scatter_(2, positions_BHTK, key_BHTK), values.scatter_(2, positions_BHTK, value_BHTK)
 
     def keep(self, counts_B: Tensor) -> None:
-        """Say how many of the tokens read last belong to each text; the rest was padding and will be written over."""
+        """Keep the first tokens of the last T, as many as belong to each text; the rest was padding and will be overwritten."""
         self.lengths_B = self.lengths_B + counts_B

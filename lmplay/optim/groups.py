@@ -1,4 +1,4 @@
-"""Which parameters decay.  Math floor: imports torch only."""
+"""Which parameters decay, and which of them a member of an optimizer set gets.  Math floor: imports torch only."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,20 +6,27 @@ from typing import Any
 
 from torch import nn
 
+PARAMETERS = ("all", "matrices", "others")
+"""The words for parts of a model: `matrices` are the weights that decay, but for the head's; `others` are the rest."""
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+
+def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all") -> list[dict[str, Any]]:
     """Split a model's parameters into those that decay and those that don't.
 
     Biases, norms and embeddings (a head tied to one too) don't, nor does a parameter with the attribute ``skip_weight_decay = True``.
-    Frozen ones are in as well: an optimizer passes over what has no gradient, and its state fits whatever a stage freezes.
+    Frozen ones are in as well: an optimizer skips what has no gradient, and its state fits whatever a stage freezes.
 
     :param model: the model.
     :param weight_decay: for the first group.
+    :param which: one of :data:`PARAMETERS`.
     :return: two groups, each in the order of ``model.named_parameters()``, with the plain key ``decays`` to tell them apart.
     """
     spared = {id(parameter) for parameter in _spared(model)}
-    decaying = [parameter for parameter in model.parameters() if id(parameter) not in spared]
-    others = [parameter for parameter in model.parameters() if id(parameter) in spared]
+    head = {id(parameter) for parameter in model.get_submodule("head").parameters()} if which != "all" else set()
+    mine = [parameter for parameter in model.parameters()
+            if which == "all" or (which == "matrices") == (id(parameter) not in spared and id(parameter) not in head)]
+    decaying = [parameter for parameter in mine if id(parameter) not in spared]
+    others = [parameter for parameter in mine if id(parameter) in spared]
     return [{"params": decaying, "weight_decay": weight_decay, "decays": True}, {"params": others, "weight_decay": 0.0, "decays": False}]
 
 

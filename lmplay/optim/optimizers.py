@@ -1,72 +1,43 @@
-"""Optimizers by name.  Math floor: imports torch, its own folder, the tables of the plan floor and the ground floor only."""
+"""Building the optimizers of a model by name.  Math floor."""
 from __future__ import annotations
 
 import inspect
 from importlib.metadata import EntryPoint
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import UserError, nearest
-from ..plan.names import OPTIMIZERS
+from ..plan.names import OPTIMIZERS, Member
 from .groups import parameter_groups
-
-# Tensors of a parameter's size that each keeps of it.
-STATE_COPIES = {name: sum(member.state_copies for member in row.members) for name, row in OPTIMIZERS.items()}
+from .set import OptimizerSet
 
 
-def build_optimizer(name: str, model: nn.Module, lr: float, weight_decay: float | None = None) -> torch.optim.Optimizer:
-    """Build an optimizer over all parameters of a model, which must be on its device by now.
+def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None) -> OptimizerSet:
+    """Build what updates all parameters of a model, which must be on its device by now.
 
-    :param name: a key of :data:`OPTIMIZERS`.
+    :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`.
     :param model: the raw model.
     :param lr: learning rate.
-    :param weight_decay: for parameters that decay (see :func:`parameter_groups`); None = the optimizer's default, adamw 0.01, others 0.
-    :return: the optimizer.
+    :param weight_decay: for parameters that decay (see :func:`parameter_groups`); None = the default of that name.
+    :return: one member by the name `main`, or several by the word for their parameters.
     :raises UserError: when there is no optimizer of that name.
     """
     if name not in OPTIMIZERS:
         raise UserError(f"--optimizer {name}: there is no such optimizer.{nearest(name, OPTIMIZERS)} There are: {', '.join(OPTIMIZERS)}.")
     row = OPTIMIZERS[name]
-    (member,) = row.members
-    kind = EntryPoint(name, member.target, "").load()
-    settings = {**member.settings, "lr": lr, "weight_decay": row.weight_decay}
+    members = {"main" if len(row.members) == 1 else member.parameters: member for member in row.members}
+    optimizers = {key: _build(member, model, lr, row.weight_decay, weight_decay) for key, member in members.items()}
+    return OptimizerSet(optimizers, {key: member.state_copies for key, member in members.items()}, {key: member.lr_factor for key, member in members.items()})
+
+
+def _build(member: Member, model: nn.Module, lr: float, default_decay: float, weight_decay: float | None) -> torch.optim.Optimizer:
+    """Build one torch optimizer over its part of the parameters."""
+    settings = {**member.settings, "lr": lr * member.lr_factor, "weight_decay": default_decay}
     if all(parameter.device.type in member.fused_on for parameter in model.parameters()):
         settings["fused"] = True
-    return _without_compiler(kind)(parameter_groups(model, row.weight_decay if weight_decay is None else weight_decay), **settings)
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give all groups a learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
-def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float | None) -> None:
-    """Give the group that decays another weight decay; the other group keeps 0.
-
-    :param optimizer: one that :func:`build_optimizer` made.
-    :param weight_decay: None = the optimizer's default.
-    """
-    weight_decay = optimizer.defaults["weight_decay"] if weight_decay is None else weight_decay
-    for group in optimizer.param_groups:
-        group["weight_decay"] = weight_decay if group["decays"] else 0.0
-
-
-def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state, which may have been saved on another kind of device.
-
-    Torch would also take over the kernel (fused or not) that the saving device had; the present one keeps its own.
-
-    :param optimizer: one of the same name and for the same model as the saved one.
-    :param state: what its ``state_dict()`` was; not changed.
-    :raises ValueError: torch's, when the groups don't match.
-    """
-    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
-    saved = state["param_groups"]
-    groups = [{**group, **kernel} for group, kernel in zip(saved, own, strict=True)] if len(saved) == len(own) else saved
-    optimizer.load_state_dict({**state, "param_groups": groups})
+    groups = parameter_groups(model, default_decay if weight_decay is None else weight_decay, member.parameters)
+    return _without_compiler(EntryPoint(member.parameters, member.target, "").load())(groups, **settings)
 
 
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

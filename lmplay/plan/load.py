@@ -26,7 +26,7 @@ from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, S
 DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-# What stands where a stage's name does in the names of other files beside the model's.
+# These stand in the names of other files beside the model's, in the place of a stage's name.
 _RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
@@ -93,7 +93,7 @@ def _find(name_or_path: str | Path) -> Path:
 
 
 def _names_in(folder: str | Path) -> list[str]:
-    """List a folder for a hint: no more than 1,000 names, none where there is no such folder."""
+    """List at most 1,000 names of a folder, for a hint; none where there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in itertools.islice(entries, 1000)]
@@ -110,7 +110,7 @@ def _stage_name(path: str) -> str:
 
 
 def _as_stage_name(name: str) -> str:
-    """Keep what a stage's name may hold of a file's, a folder's or a pattern's."""
+    """Remove from the name of a file, a folder or a pattern what a stage's name must not hold."""
     while (suffix := Path(name).suffix).lower() in DATA_SUFFIXES:
         name = name.removesuffix(suffix)
     if _GLOB.search(name):
@@ -120,7 +120,7 @@ def _as_stage_name(name: str) -> str:
 
 
 def _plain(raw: Any, where: str) -> Any:
-    """Bring what YAML can say (dates, numbers as keys, loops) down to what JSON can say; JSON passes unchanged."""
+    """Turn what only YAML has (dates, numbers as keys) into what JSON has; JSON stays unchanged."""
     try:
         return json.loads(json.dumps(raw, default=str))
     except (TypeError, ValueError):
@@ -185,7 +185,7 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
 
 
 def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
-    """Find what a stage and `$defaults`, each right alone, make wrong together: pairs of a key and its fault."""
+    """Find the conflicts between a stage and `$defaults` that neither has alone: pairs of a key and its fault."""
     given = [{key: value for key, value in part.items() if value is not None} for part in (defaults, body, _merged(defaults, body))]
     alone = [*Overrides.conflicts(given[0]), *StageBody.conflicts(given[1])]
     return [conflict for conflict in Stage.conflicts(given[2]) if conflict not in alone]
@@ -207,7 +207,7 @@ def _path_faults(body: dict[str, Any], folder: Path, place: str) -> list[str]:
 
 
 def _map_paths(body: dict[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
-    """Give a copy of a stage as written, each data path in it replaced by `change(key, path)`."""
+    """Copy a stage as written, with each data path in it replaced by `change(key, path)`."""
 
     def source(key: str, raw: Any) -> Any:
         if isinstance(raw, str) and raw:
@@ -281,13 +281,13 @@ def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
 
 
 def _follows(fault: str, others: Iterable[str]) -> bool:
-    """Tell whether a fault only follows from a misspelt key, by whose right name it goes: one mistake, one line."""
+    """Tell whether a fault only follows from a misspelt key, because it names the right one: one mistake, one line."""
     meant = re.findall(r"unknown key\. Did you mean '([^']*)'", " ".join(others))
     return any(re.search(rf"\b{re.escape(word)}\b", fault) for word in meant)
 
 
 def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, str]:
-    """Put one of pydantic's findings into our words, following its location through what the user wrote.
+    """Translate one of pydantic's errors, following its location through what the user wrote.
 
     :return: the key as the user knows it, and what was found and is allowed.
     """
@@ -312,7 +312,7 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
 
 
 def _hint(value: Any, kind: str, words: list[str]) -> str:
-    """Say what a wrong text may have meant: one of the right words, or a number."""
+    """Suggest what a wrong text may have meant: one of the right words, or a number."""
     if not isinstance(value, str):
         return ""
     if kind in ("float_type", "int_type") and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):

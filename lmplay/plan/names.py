@@ -3,52 +3,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..plugins import Plugin, with_offered
 
 
-@dataclass(frozen=True)
-class Member:
-    """One torch optimizer of an :class:`OptimizerRow`, and the parameters it gets."""
+class Member(NamedTuple):
+    """One torch optimizer of an :class:`OptimizerRow`.
+
+    `target` is its class, ``module:Class``; `settings` what it is given besides learning rate and weight decay, where that differs from the class's defaults;
+    `fused_on` the types of device where its fused kernel exists and resumes exactly; `state_copies` how many tensors of a parameter's size it keeps for each
+    parameter; `parameters` the word for those it gets, see `optim.groups`, another for each member of a row; and `lr_factor` what the learning rate is
+    multiplied with.
+    """
 
     target: str
-    """Where its class is, ``module:Class``."""
     settings: dict[str, Any]
-    """What it is given besides learning rate and weight decay; what is not here is the class's default."""
     fused_on: tuple[str, ...]
-    """The types of device where its fused kernel exists and resumes exactly."""
     state_copies: int
-    """Tensors of a parameter's size that it keeps for each parameter."""
     parameters: str = "all"
-    """Which parameters it gets, a word that `optim.groups` resolves."""
+    lr_factor: float = 1.0
 
 
-@dataclass(frozen=True)
-class OptimizerRow:
-    """An optimizer that `--optimizer` can name: one or several torch optimizers."""
+class OptimizerRow(NamedTuple):
+    """An optimizer that `--optimizer` can name: what differs from torch's defaults (may be empty), its default weight decay, and its torch optimizers."""
 
     name: str
     description: str
-    """What differs from the defaults of torch; may be empty."""
     weight_decay: float
-    """The default of `--weight-decay`."""
     members: tuple[Member, ...]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A learning rate schedule: a curve from 1 down to 0 over progress from 0 to 1, and where it ends by default, as a share of the peak."""
+class Schedule(NamedTuple):
+    """A learning rate schedule.
+
+    `curve` goes from 1 down to 0 over progress from 0 to 1 (None = it stays at 1, and the length of the stage need not be known); `min_fraction` is the share
+    of the peak that it ends at by default.
+    """
 
     name: str
     description: str
     curve: Callable[[float], float] | None
-    """None = the learning rate stays as it is, so the length of the stage need not be known."""
     min_fraction: float
 
 
-@dataclass(frozen=True)
 class Objective(Plugin):
     """What is minimised on a batch; another package offers one by an entry point of the group ``lmplay.objectives``."""
 
@@ -73,7 +71,7 @@ SCHEDULES = {row.name: row for row in (
     Schedule("constant", "stays at the peak", None, 1.0),
     Schedule("linear", "a straight line", lambda progress: 1 - progress, 0.0),
     Schedule("cosine", "half a wave of the cosine", lambda progress: (1 + math.cos(math.pi * progress)) / 2, 0.1),
-    Schedule("wsd", f"stays at the peak, then decays over the last {DECAY_SHARE:.0%} of a stage", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0))}
+    Schedule("wsd", f"stays at the peak, then a line down over the last {DECAY_SHARE:.0%}", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0))}
 
 DEFAULT_OBJECTIVE = "next_token"
 OBJECTIVES = {row.name: row for row in (
@@ -81,11 +79,7 @@ OBJECTIVES = {row.name: row for row in (
 
 
 def objectives() -> dict[str, Objective]:
-    """List the built-in objectives, then those of installed packages; imports none of them.
-
-    :return: name -> row.
-    :raises UserError: when two offer the same name.
-    """
+    """List the built-in objectives and those of installed packages by name, see :func:`with_offered`."""
     return with_offered(Objective, OBJECTIVES.values())
 
 

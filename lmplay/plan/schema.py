@@ -1,24 +1,26 @@
 """The shape of a plan: its keys, their ranges, and the JSON Schema made from them.
 
-Floor: plan; imports the catalog beside it.  The description of a field says what is allowed in plain words: it is shown by editors
+Floor: plan; imports the tables beside it.  The description of a field says what is allowed in plain words: it is shown by editors
 (through the JSON Schema) and in the fault line of a wrong value.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from .catalog import CATALOG, expand, is_endless, kind_of
+from .names import OBJECTIVES, SCHEDULES, in_words, objectives
+from .options import FLAGS, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 LENGTHS = ("epochs", "samples", "tokens")
 ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
 COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"})
 _COLUMN_SETS_IN_WORDS = "text, text and title, prompt and truth, instruction (and input) and output, or messages"
-
-ScheduleName = Literal["constant", "linear", "cosine", "wsd"]
+_FLAGS = {flag.name: flag for flag in FLAGS}
 
 
 def option(title: str, allowed: str, **limits: Any) -> Any:
@@ -26,19 +28,38 @@ def option(title: str, allowed: str, **limits: Any) -> Any:
 
     :param title: what the key is for.
     :param allowed: what it may hold, in plain words.
-    :param limits: the limits of :func:`pydantic.Field`.
+    :param limits: other arguments of :func:`pydantic.Field`.
     :return: the field; None when not given.
     """
     return Field(default=None, title=title, description=allowed, **limits)
 
 
-def _whole(value: Any) -> Any:
-    """Take 1e6 for the whole number it is, as JSON Schema does."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def flag_key(name: str, place: str, allowed: str = "", **more: Any) -> Any:
+    """Make a field for a key that is a flag too: title and limits are those of the table of flags.
+
+    :param name: of both.
+    :param place: where the key stands, see :class:`lmplay.plan.options.Flag`.
+    :param allowed: what it may hold, in plain words, where that is not a number.
+    :param more: other arguments of :func:`pydantic.Field`.
+    :return: the field; None when not given.
+    """
+    title, check = _FLAGS[name].keys[place], _FLAGS[name].check
+    return option(title, check.allowed_in_plan, **check.limits, **more) if isinstance(check, Number) else option(title, allowed, **more)
+
+
+def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Make a check that takes the names that a table has by then."""
+    def check(value: str) -> str:
+        allowed = list(names())
+        if value not in allowed:
+            raise PydanticCustomError("unknown_name", "one of {expected}", {"expected": ", ".join(map(repr, allowed))})
+        return value
+
+    return AfterValidator(check)
 
 
 def _listed(value: Any) -> Any:
-    """Take a single source for a list of one."""
+    """Make a list of a single source."""
     return [value] if isinstance(value, (str, dict, BaseModel)) else value
 
 
@@ -47,24 +68,25 @@ def _get(part: Any, key: str) -> Any:
     return part.get(key) if isinstance(part, dict) else getattr(part, key, None)
 
 
-Count = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
-Seed = Annotated[int, Field(ge=0, lt=2**63), BeforeValidator(_whole)]
-ContextLen = Annotated[int, Field(ge=16), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
+ScheduleName = Annotated[str, _one_of(lambda: SCHEDULES), WithJsonSchema({"type": "string", "enum": [*SCHEDULES]})]
+ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
 Columns = Annotated[dict[Role, Text], WithJsonSchema(
     {"type": "object", "properties": {role: {"type": "string", "minLength": 1} for role in ROLES}, "additionalProperties": False})]
 
 
 class Part(BaseModel):
-    """A strict, frozen object: unknown keys are faults, and no value is bent into another type."""
+    """A strict, frozen object: unknown keys are faults, and no value is converted to another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
     short_forms: ClassVar[dict[type, str]] = {}
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """Find keys that are right alone and wrong together.
+        """Find keys that contradict each other.
 
         :param given: the keys that are not None, parsed or as written (their own faults are reported elsewhere).
         :return: pairs of a key and its fault.
@@ -81,6 +103,12 @@ class Part(BaseModel):
     @classmethod
     def _write_out(cls, value: Any) -> Any:
         return cls.written_out(value)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """Take 1e6 for the whole number it is, as JSON Schema does."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Part:
@@ -121,11 +149,11 @@ class SourceSpec(Part):
 
 
 class LrSchedule(Part):
-    """How the learning rate goes on after its warm-up."""
+    """How the learning rate changes after its warm-up."""
 
     short_forms: ClassVar[dict[type, str]] = {str: "name"}
 
-    name: ScheduleName = Field(title="Shape of the decay", description="constant, linear, cosine or wsd")
+    name: ScheduleName = Field(title="Shape of the decay", description=in_words([*SCHEDULES]))
     min_fraction: float | None = option("Where the decay ends, as a part of the peak", "a number from 0 to 1", ge=0, le=1)
 
 
@@ -160,7 +188,7 @@ class Validation(Part):
 
 
 class EarlyStopping(Part):
-    """When a stage ends before its length because validation gets no better."""
+    """When a stage ends early because the validation loss does not improve."""
 
     patience: Count = Field(title="Validations without improvement", description="a whole number, 1 or more")
     min_delta: float = Field(default=0.0, ge=0, title="Smallest drop of the validation loss that counts", description="a number, 0 or more")
@@ -172,12 +200,12 @@ class Overrides(Part):
     epochs: float | None = option("Length in passes over the data, fractions allowed", "a number above 0", gt=0)
     samples: Count | None = option("Length in samples", "a whole number, 1 or more")
     tokens: Count | None = option("Length in tokens to be learned", "a whole number, 1 or more")
-    batch_size: Count | None = option("Pieces per optimizer step", "a whole number, 1 or more")
-    context_len: ContextLen | None = option("Longest piece in tokens", "a whole number, 16 or more")
-    lr: float | None = option("Peak learning rate", "a number above 0", gt=0)
-    lr_schedule: LrSchedule | None = option("Learning rate schedule", 'constant, linear, cosine, wsd, or {"name": ..., "min_fraction": ...}')
-    weight_decay: float | None = option("Weight decay", "a number, 0 or more", ge=0)
-    grad_clip: float | None = option("Largest norm of the gradient", "a number, 0 (off) or more", ge=0)
+    batch_size: int | None = flag_key("batch_size", "stage")
+    context_len: int | None = flag_key("context_len", "stage")
+    lr: float | None = flag_key("lr", "stage")
+    lr_schedule: LrSchedule | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, or {{"name": ..., "min_fraction": ...}}')
+    weight_decay: float | None = flag_key("weight_decay", "stage")
+    grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
         Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")
     ] | None = option("Shuffling", 'true, false, or {"seed": ..., "buffer": ...}')
@@ -186,8 +214,8 @@ class Overrides(Part):
     stopping: Literal["first_exhausted", "all_exhausted"] | None = option("When an epoch of a mix ends", "first_exhausted or all_exhausted")
     freeze: list[Annotated[str, Field(pattern="^!?[^!]")]] | None = option(
         "Parameters that are not trained", 'a list of patterns over parameter names, such as ["blocks.*", "!blocks.5.*"]')
-    early_stopping: EarlyStopping | None = option("End the stage when validation gets no better", '{"patience": ..., "min_delta": ...}')
-    objective: Literal["next_token"] | None = option("What is minimised", "next_token")
+    early_stopping: EarlyStopping | None = option("End the stage when the validation loss does not improve", '{"patience": ..., "min_delta": ...}')
+    objective: ObjectiveName | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -243,13 +271,13 @@ class Stage(StageBody):
 class ModelDefaults(Part):
     """Defaults of a new model; a flag that the user typed wins."""
 
-    exp: Text | None = option("Experiment", "the name of an experiment, as --exp list shows them")
-    num_blocks: Count | None = option("Blocks", "a whole number, 1 or more")
-    embed_dim: Count | None = option("Width", "a whole number, 1 or more")
-    num_heads: Count | None = option("Attention heads", "a whole number, 1 or more")
-    context_len: ContextLen | None = option("Context length in tokens", "a whole number, 16 or more")
-    dropout: float | None = option("Dropout", "a number from 0 to below 1", ge=0, lt=1)
-    tied_head: bool | None = option("Share the weights of embedding and head", "true or false")
+    exp: Text | None = flag_key("exp", "model", "the name of an experiment, as --exp list shows them")
+    num_blocks: int | None = flag_key("num_blocks", "model")
+    embed_dim: int | None = flag_key("embed_dim", "model")
+    num_heads: int | None = flag_key("num_heads", "model")
+    context_len: int | None = flag_key("context_len", "model")
+    dropout: float | None = flag_key("dropout", "model")
+    tied_head: bool | None = flag_key("tied_head", "model", "true or false")
     settings: dict[str, Any] | None = option("Other settings of the experiment", "an object")
 
 
@@ -260,7 +288,7 @@ class Header(Part):
     description: str = Field(default="", alias="$description", title="What the plan is for", description="a text")
     defaults: Overrides = Field(default_factory=Overrides, alias="$defaults", title="Overrides of all stages", description="an object of overrides")
     model: ModelDefaults = Field(default_factory=ModelDefaults, alias="$model", title="Defaults of a new model", description="an object of model settings")
-    tokenizer: Text | None = Field(default=None, alias="$tokenizer", title="Tokenizer of a new model", description="a text")
+    tokenizer: Text | None = flag_key("tokenizer", "top", "a text", alias="$tokenizer")
 
 
 class Plan(Part):
@@ -269,7 +297,7 @@ class Plan(Part):
     description: str = Field(default="", description="a text")
     stages: list[Stage] = Field(description="a list of stages")
     model: ModelDefaults = Field(default_factory=ModelDefaults, description="an object of model settings")
-    tokenizer: Text | None = option("Tokenizer of a new model", "a text")
+    tokenizer: Text | None = flag_key("tokenizer", "top", "a text")
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:

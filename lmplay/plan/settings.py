@@ -4,89 +4,27 @@ Precedence: what the user typed (on the command line or in a settings file) > st
 """
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from .names import DEFAULT_OBJECTIVE
+from .options import FLAGS, Options
 
 if TYPE_CHECKING:
     from .schema import Plan, Stage
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
-MODEL_KEYS = ("num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "tied_head")
+MODEL_KEYS = tuple(flag.name for flag in FLAGS if "model" in flag.keys and flag.name != "exp")
+# The flags that print something, on request as JSON, and end.
+_AS_JSON = ("check_plan", "inspect", "show_samples", "show_batch")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """All flags of `lmp_trainer`, resolved; the defaults here are the program's."""
+class Settings(Options):
+    """All flags of `lmp_trainer`, resolved, and the names of those that were typed on the command line or stand in a settings file (`explicit`)."""
 
-    exp: str = "gpt2ish"
-    num_blocks: int = 6
-    embed_dim: int = 768
-    num_heads: int = 12
-    context_len: int = 1024
-    dropout: float = 0.1
-    tied_head: bool = True
-    tokenizer: str | None = None
-    model: str | None = None
-    initial_model: str | None = None
-    reset_history: bool = False
-    training_plan: str = "default"
-    dataset: str | None = None
-    continuation: str = "exact"
-    save_datasets: bool = False
-    data_workers: int = 1
-    accept_changed_data: bool = False
-    out_dir: str = "out_gpt"
-    batch_size: int = 50
-    mini_batch_size: int | str = 4
-    mini_batch_tokens: int = 0
-    pack: str = "auto"
-    validation_batch_size: int = 4
-    lr: float = 0.0006
-    grad_clip: float = 0.0
-    optimizer: str = "adamw"
-    weight_decay: float | None = None
-    optimizer_warmup_fraction: float = 0.1
-    optimizer_warmup_steps: int = 40
-    disable_optimizer_warmup: bool = False
-    ignore_optimizer: bool = False
-    default_freeze: bool = False
-    check_grads: bool = False
-    save_interval: int = 10000
-    validation_interval: int = 100
-    device: str | None = None
-    amp: bool = False
-    amp_init_scale: float = 65536.0
-    compile_model: bool = False
-    compile_mode: str | None = None
-    compile_backend: str = "inductor"
-    activation_checkpointing: int = 0
-    activation_memory_budget: float = 1.0
-    matmul_precision: str = "highest"
-    tune_allocator: bool = True
-    seed: int = 0
-    keep: int = 2
-    resume: str = "latest"
-    save_weights_only: str | None = None
-    on_nonfinite: str = "stop"
-    time_limit: str | None = None
-    max_steps: int = 0
-    max_samples_this_run: int = 0
-    describe: bool = False
-    inspect: str | None = None
-    check_plan: bool = False
-    show_samples: int = 0
-    show_batch: str | None = None
-    json: bool = False
-    track: str | None = None
-    callback: str | None = None
-    sample_prompts: str | None = None
-    sample_tokens: int = 100
-    quiet: bool = False
-    verbose: bool = False
-    log_json: bool = False
     explicit: frozenset[str] = field(default=frozenset())
 
     @property
@@ -94,8 +32,8 @@ class Settings:
         """The mini-batch size; with `auto`, which is measured in training, the default."""
         return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
 
-    def room(self, context_len: int) -> int:
-        """Give the tokens of a mini-batch: what was asked for, or, where nothing was, the room of `mini_batch_size` full pieces; 0 = go by pieces."""
+    def token_budget(self, context_len: int) -> int:
+        """Give the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
         if self.mini_batch_tokens or ("mini_batch_size" in self.explicit and self.mini_batch_size != "auto"):
             return self.mini_batch_tokens
         return self.first_mini_batch * context_len
@@ -138,6 +76,28 @@ class Settings:
         return [f"--{name.replace('_', '-')} {getattr(self, name)} (the file's model has {args[name]})"
                 for name in MODEL_KEYS if name in self.explicit and name in args and args[name] != getattr(self, name)]
 
+    def conflicts(self) -> list[str]:
+        """List the flags that contradict each other, a line each; what depends on the model is found where that is built."""
+        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *_AS_JSON) if getattr(self, name)]
+        budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
+        rules = {
+            "--dataset and --training-plan together: give one of them; --dataset stands for a plan of one stage.":
+                {"dataset", "training_plan"} <= self.explicit,
+            "--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.":
+                self.mini_batch_tokens and "mini_batch_size" in self.explicit,
+            "--pack on and --compile-model together: packed pieces have other lengths in each step, and each would be compiled; give one.":
+                self.pack == "on" and self.compile_model,
+            f"{budget}: is for compiled code; add --compile-model, or take --activation-checkpointing on.":
+                self.activation_memory_budget < 1 and not self.compile_model,
+            "--activation-memory-budget and --activation-checkpointing together: each says what is computed again; give one.":
+                self.activation_memory_budget < 1 and self.compile_model and self.activation_checkpointing,
+            f"--resume {self.resume} and --reset-history together: give one of them.": self.resume != "latest" and self.reset_history,
+            f"{' and '.join(looks)} together: each of them prints something and ends; give one.": len(looks) > 1,
+            "--quiet and --verbose together: give one of them.": self.quiet and self.verbose,
+            "--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.":
+                self.json and not any(getattr(self, name) for name in _AS_JSON)}
+        return [fault for fault, found in rules.items() if found]
+
     def to_json(self) -> dict[str, Any]:
         """Give plain values; the flags that were typed stand under `given`, as in the files of all versions."""
         values = asdict(self)
@@ -147,7 +107,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What holds for one stage."""
+    """What holds for one stage.
+
+    `batch_size` pieces make an optimizer step, a piece has at most `context_len` tokens, `lr` is the peak learning rate, `schedule` the name of a schedule
+    and `min_fraction` the share of `lr` that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the
+    largest norm of the gradient (0 = no limit), `validation_samples` the samples of a validation, `patience` the validations without an improvement after
+    which the stage ends (None = never), `min_delta` the smallest drop of the validation loss, in nats a token, that counts as one, and `objective` the
+    name of what is minimised.
+    """
 
     batch_size: int
     context_len: int
@@ -159,6 +126,7 @@ class StageSettings:
     validation_samples: int
     patience: int | None
     min_delta: float
+    objective: str
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> StageSettings:
@@ -183,9 +151,9 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
         choose("weight_decay"), choose("grad_clip"),
         validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
-        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0)
+        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE)
 
 
 def setting_names() -> list[str]:
     """List the settings that are flags."""
-    return [entry.name for entry in fields(Settings) if entry.name != "explicit"]
+    return [flag.name for flag in FLAGS]

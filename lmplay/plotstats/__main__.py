@@ -9,8 +9,9 @@ import sys
 import warnings
 from collections.abc import Container
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from ..command_line import Parser
 from ..errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     :return: 0, or 2 where something was wrong with the input; what could be drawn then is drawn.
     """
     try:
-        arguments = _build_parser().parse_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
+        arguments = _build_parser().read(argv)
         if arguments.json and arguments.watch:
             raise UserError("--json and --watch: choose one of them.")
         with warnings.catch_warnings():
@@ -55,17 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     return 2 if faults else 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose faults are one clear line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse a command line."""
-        raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
-
-
-def _build_parser() -> argparse.ArgumentParser:
+def _build_parser() -> Parser:
     """Describe the flags."""
-    parser = _Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
     folder = os.environ.get("LMP_DATASETS") or "out_gpt"
     parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
     parser.add_argument("--models", nargs="+", action="extend", metavar="NAME", help="draw and compare only these models (default: all)")
@@ -82,12 +75,6 @@ def _build_parser() -> argparse.ArgumentParser:
                         f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
     return parser
-
-
-def _with_hyphens(word: str) -> str:
-    """Accept `_` for `-` in the name of a flag, but leave its value alone."""
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _smoothing(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Reading JSON with very long columns of numbers.  Stats floor: numpy, pyarrow on demand, and the ground.
+"""Reading JSON with very long columns of numbers.  Plotstats floor: numpy, pyarrow on demand, and the ground.
 
 A column that is read becomes an array before the next one is: as Python's numbers all of them would need five times the memory, and much more time.
 """

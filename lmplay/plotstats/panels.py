@@ -1,4 +1,4 @@
-"""Panels of a picture: layout, axes, curves and marks, and words that never overlap.  Stats floor: runs, theme, numpy and matplotlib."""
+"""Panels of a picture: layout, axes, curves and marks, and words that never overlap.  Plotstats floor: runs, theme, numpy and matplotlib."""
 from __future__ import annotations
 
 import textwrap
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..stats.figures import BY_NAME, Figure
 from ..words import compact, cut, plain
 from .runs import Floats, Stage, thin
 from .theme import Theme
@@ -15,22 +16,20 @@ from .theme import Theme
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
     from matplotlib.text import Text
 
-# What is drawn of a column: its name and unit.
-Y_NAMES = {"loss": "loss (nats per token)", "bits_per_byte": "bits per byte", "accuracy": "word accuracy"}
 FLOOR: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.0}
 # What happened to a run, along the lower edge: the marker and its size; those named first lie behind.
-MARKS: dict[str, tuple[str, float]] = {"saved": ("|", 7), "resumed": ("^", 6), "batch passed over": ("x", 6)}
+MARKS: dict[str, tuple[str, float]] = {"saved": ("|", 7), "resumed": ("^", 6), "batch skipped": ("x", 6)}
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 DPI = 110
 SMALL = 8.0  # font size of what is written into the panels
 MOST_POINTS = 2000  # drawn of one curve: some for each pixel of the widest panel
 MOST_MARKERS = 60  # more points than this are a line without markers
-MOST_RAW = {"loss": 4, "bits_per_byte": 4, "accuracy": 1}  # more curves than this in a panel are drawn without the raw ones behind
+MOST_RAW, MOST_RAW_SHARES = 4, 1  # more curves than this in a panel are drawn without the raw ones behind; shares (word accuracy) are noisy
 FEW_POINTS = 20  # fewer points than this are all shown
-RARE = 100  # of so many raw points one may lie outside a panel
+RARE = 100  # one of this many raw points may lie outside a panel
 START = 0.03  # share of a loss curve that may leave its panel at the top: the fall of the first steps would flatten all the rest
 FAR_FLOOR = 0.5  # a floor under this share of the lowest loss is written at the bottom edge, unless its panel stays at least half filled with it
 LOG_RATIO = 2.5  # a loss panel whose top is this many times its bottom gets a log axis
@@ -64,7 +63,7 @@ class Panel:
     """One set of axes: what it shows over which x."""
 
     x_name: str
-    y_name: str
+    figure: Figure
     lines: Sequence[Line]
     stages: Sequence[Stage]
     floors: Sequence[float] = ()
@@ -78,49 +77,54 @@ class Panel:
         return self.note is not None
 
     @property
+    def is_share(self) -> bool:
+        """Whether its values are shown in percent."""
+        return self.figure.unit == "share"
+
+    @property
     def raw_lines(self) -> list[Line]:
-        """The lines with a raw curve worth seeing: not where there are too many, and accuracy is too noisy for more than one."""
+        """The lines with a raw curve worth seeing: not where there are too many."""
         smoothed = [line for line in self.lines if line.smoothed]
-        return smoothed if len(smoothed) <= MOST_RAW[self.y_name] else []
+        return smoothed if len(smoothed) <= (MOST_RAW_SHARES if self.is_share else MOST_RAW) else []
 
 
-def make_figure(panels: Sequence[Panel], columns: int, title: Sequence[str], theme: Theme) -> Figure:
+def make_figure(panels: Sequence[Panel], columns: int, title: Sequence[str], theme: Theme) -> Picture:
     """Lay out panels in rows of `columns`, with one title and one legend for all.
 
     :param panels: row by row; those of a row share y, those of a column x.
     :param columns: panels in a row.
     :param title: its lines.
     :param theme: the colours.
-    :return: the figure.
+    :return: the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
 
     rows, width = len(panels) // columns, 3.2 + 5.0 * columns
     entries = _legend_entries(panels, theme)
     legend_columns = _legend_columns([len(label) for label, _ in entries], width)
-    figure = Figure(dpi=DPI, figsize=(width, 1.2 + 3.3 * rows + 0.2 * -(-len(entries) // legend_columns)), layout="constrained", facecolor=theme.paper)
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
+    picture = Picture(dpi=DPI, figsize=(width, 1.2 + 3.3 * rows + 0.2 * -(-len(entries) // legend_columns)), layout="constrained", facecolor=theme.paper)
+    FigureCanvasAgg(picture)
+    grid = picture.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for axes, panel in zip(grid.flat, panels, strict=True):
         _draw_panel(axes, panel, theme)
     for row in range(rows):
         _set_y_axis(grid[row], panels[row * columns : (row + 1) * columns], theme)
     for column in range(columns):
         _set_x_axis(grid[-1, column], panels[column::columns], theme)
-    figure.align_ylabels(grid[:, 0])
-    figure.suptitle("\n".join(plain(textwrap.fill(line, int(width * 9))) for line in title), fontsize=12, color=theme.ink)
+    picture.align_ylabels(grid[:, 0])
+    picture.suptitle("\n".join(plain(textwrap.fill(line, int(width * 9))) for line in title), fontsize=12, color=theme.ink)
     if entries:
         labels, handles = zip(*entries, strict=True)
-        figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, fontsize=SMALL + 1, frameon=False, labelcolor=theme.ink)
-    figure.draw_without_rendering()  # lays out: only now it is known how much room the names have
+        picture.legend(handles, labels, loc="outside lower center", ncols=legend_columns, fontsize=SMALL + 1, frameon=False, labelcolor=theme.ink)
+    picture.draw_without_rendering()  # lays out: only now it is known how much room the names have
     height = _write_stage_names(grid[0], panels[:columns], theme)
-    figure.set_figheight(figure.get_figheight() + height / DPI)
+    picture.set_figheight(picture.get_figheight() + height / DPI)
     for index, (axes, panel) in enumerate(zip(grid.flat, panels, strict=True)):
         _write_floors(axes, panel, theme)
         if panel.note:
             axes.set_title(plain(panel.note[0]), fontsize=SMALL + 1, color=panel.note[1], pad=6 + (height * 72 / DPI if index < columns else 0))
-    return figure
+    return picture
 
 
 def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
@@ -192,13 +196,13 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[Panel], theme: Theme) -> N
     """Choose limits, scale, ticks and label of a row of panels, whose y axis is one."""
     from matplotlib.ticker import FixedLocator, FormatStrFormatter, FuncFormatter, NullLocator
 
-    axes, loss, difference = row[0], panels[0].y_name != "accuracy", panels[0].difference
+    axes, figure, share, difference = row[0], panels[0].figure, panels[0].is_share, panels[0].difference
     low, high = _limits(panels)
-    log = loss and not difference and low > 0 and high / low > LOG_RATIO
+    log = figure.log and not difference and low > 0 and high / low > LOG_RATIO
     foot = 0.14 if np.isfinite([floor for panel in panels for floor in panel.floors]).any() else 0.08  # room for what is written under a floor
-    unit = Y_NAMES[panels[0].y_name] + (" (points)" if difference and not loss else "")
-    label = f"{'difference in ' if difference else ''}{unit}{', log scale' if log else ''}" + (f"\n{panels[0].of}" if panels[0].of else "")
-    axes.set_ylabel(label, color=theme.ink)
+    unit = " (points)" if share and difference else f" ({figure.unit})" if figure.unit and not share else ""
+    label = f"{'difference in ' if difference else ''}{plain(figure.title + unit)}{', log scale' if log else ''}"
+    axes.set_ylabel(label + (f"\n{panels[0].of}" if panels[0].of else ""), color=theme.ink)
     if log:
         axes.set_yscale("log")
         low, high = low / (high / low) ** foot, high * (high / low) ** 0.04
@@ -206,10 +210,11 @@ def _set_y_axis(row: Sequence[Axes], panels: Sequence[Panel], theme: Theme) -> N
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     else:
-        least = (0.05 * high if loss and not difference else 0.02) or 1.0  # a narrower range would show rounding alone
+        fixed = share or (difference and figure.name in BY_NAME)
+        least = (0.02 if fixed else 0.05 * max(abs(low), abs(high))) or 1.0  # a narrower range would show rounding alone
         short = max(0.0, least - (high - low))
         low, high = low - short / 2 - foot * max(short, high - low), high + short / 2 + 0.04 * (high - low)
-    if not loss:
+    if share:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
         low, high = (low, high) if difference else (max(low, -0.004), min(high, 1.01))
     axes.set_ylim(low, high)
@@ -220,7 +225,7 @@ def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
     values = [np.zeros(1 if panels[0].difference else 0)]
     for panel in panels:
         for line in panel.lines:
-            if len(line.x) < FEW_POINTS or (panel.y_name == "accuracy" and not panel.difference):
+            if len(line.x) < FEW_POINTS or (panel.is_share and not panel.difference):
                 values.append(line.y)
                 continue
             late = line.x >= line.x[0] + START * (line.x[-1] - line.x[0])

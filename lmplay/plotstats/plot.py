@@ -1,11 +1,11 @@
-"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Stats floor: runs, panel, numpy and the ground.
+"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Plotstats floor: runs, panel, numpy and the ground.
 
 However long a curve is, at most some thousand of its points are drawn: of each stretch about as wide as a pixel the lowest and the highest
 (:func:`~lmplay.plotstats.runs.thin`), after smoothing, so that no peak is lost.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +14,17 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import write_atomic
+from ..stats.figures import BY_NAME, FIGURES, Figure
 from ..words import cut
 from .panels import Line, Panel, make_figure
 from .runs import Curve, Floats, Stage, difference, source_column
 from .theme import THEMES, Theme
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Picture
 
-FORMATS = ("png", "svg", "pdf")
+LOSS = BY_NAME["loss"]
+PANELS = sorted((figure for figure in FIGURES if figure.panel), key=lambda figure: figure.train)  # validation's own first: that is bits per byte
 STYLES = ("-", "--", "-.", ":")
 KIND_NAMES = {"train": "training", "validate": "validation"}
 FIRST_SOURCE_COLOR = 2  # those before it are for training and validation
@@ -35,33 +37,33 @@ WARNING = "tokens of different lengths (other tokenizers, or other texts): compa
 LIGHT = THEMES["light"]
 
 
-def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT) -> Figure:
-    """Draw one statistics file: loss above accuracy above the losses of its sources, a column for each x.
+def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT) -> Picture:
+    """Draw one statistics file: loss above other figures above the losses of its sources, a column for each x.
 
     :param curve: what to draw.
     :param validation: what to draw with the training that it belongs to, or None.
     :param x_names: the x axes.
     :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`; validation is never smoothed.
     :param theme: the colours.
-    :return: the figure.
+    :return: the picture.
     """
     shown = [curve] if validation is None else [curve, validation]
     colors = dict(zip(KIND_NAMES, theme.curves, strict=False))
     panels = []
-    for y_name in _measured(shown):
-        floors = _floors(curve) if y_name == "loss" else ()
+    for figure in _measured(shown):
+        floors = _floors(curve) if figure is LOSS else ()
         for x_name in x_names:
-            lines = [_line(one, x_name, y_name, smoothing, KIND_NAMES[one.kind], colors[one.kind]) for one in shown]
+            lines = [_line(one, x_name, figure.name, smoothing, KIND_NAMES[one.kind], colors[one.kind]) for one in shown]
             saves = _within(curve, curve.saves, x_name)
             marks = [("saved", saves if len(saves) <= MOST_SAVES else saves[:0], theme.soft), *_marks(curve, x_name, theme.ink, theme.alarm)]
-            panels.append(Panel(x_name, y_name, lines, curve.stages, floors, marks))
+            panels.append(Panel(x_name, figure, lines, curve.stages, floors, marks))
     panels += _source_panels(shown, x_names, smoothing, theme)
     stage = [] if curve.stage is None else [f"stage {curve.stage}"]
     state = ["not finished"] if curve.running else []
     return make_figure(panels, len(x_names), [curve.model, " · ".join([f"experiment {curve.experiment}", KIND_NAMES[curve.kind], *stage, *state])], theme)
 
 
-def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT, comparable: bool = True) -> Figure:
+def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT, comparable: bool = True) -> Picture:
     """Draw the same kind of curve of several models into the same panels.
 
     :param curves: one for each model, all of one kind.
@@ -69,54 +71,44 @@ def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: fl
     :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
     :param theme: the colours.
     :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
-    :return: the figure.
+    :return: the picture.
     """
-    panels = []
-    for y_name in _measured(curves, comparable):
-        for x_name in x_names:
-            lines = _lines(curves, x_name, y_name, smoothing, theme)
-            stages = _shared_stages(curves, x_name)
-            floors = _shared_floors(curves) if stages and y_name == "loss" else ()
-            marks = [mark for curve, line in zip(curves, lines, strict=True) for mark in _marks(curve, x_name, line.color, line.color)]
-            panels.append(Panel(x_name, y_name, lines, stages, floors, marks))
-    return make_figure(panels, len(x_names), [f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models", *([] if comparable else [WARNING])], theme)
+    def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
+        stages = _shared_stages(curves, x_name)
+        floors = _shared_floors(curves) if stages and figure is LOSS else ()
+        marks = [mark for curve, line in zip(curves, lines, strict=True) for mark in _marks(curve, x_name, line.color, line.color)]
+        return Panel(x_name, figure, lines, stages, floors, marks)
+
+    return _draw_models(curves, x_names, smoothing, theme, comparable, panel, "")
 
 
 def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, baseline: str | None = None, theme: Theme = LIGHT,
-                     comparable: bool = True) -> Figure:
-    """Draw each model minus a baseline, or minus the one that got farthest on the same x axis.
+                     comparable: bool = True) -> Picture:
+    """Draw each model minus a baseline, or minus the one that got farthest on the same x axis; see :func:`draw_together`.
 
-    :param curves: one for each model, all of one kind, at least two.
-    :param x_names: the x axes.
-    :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
     :param baseline: the model to subtract, one of those of `curves`; None = the one that got farthest.
-    :param theme: the colours.
-    :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
-    :return: the figure.
     """
-    panels = []
-    for y_name in _measured(curves, comparable):
-        for x_name in x_names:
-            lines = _lines(curves, x_name, y_name, smoothing, theme)
-            chosen = next((curve for curve in curves if curve.model == baseline), None) or _longest(curves, x_name, y_name)
-            base = lines[curves.index(chosen)]
-            note = (f"{'above' if y_name == 'accuracy' else 'below'} zero = better than {cut(chosen.model, 40)}", base.color)
-            panels.append(Panel(x_name, y_name, _all_minus(lines, base), _shared_stages(curves, x_name), note=note))
-    title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models, each minus {'the longest run' if baseline is None else cut(baseline, 40)}"
-    return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
+    def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
+        chosen = next((curve for curve in curves if curve.model == baseline), None) or _longest(curves, x_name, figure.name)
+        base, name = lines[curves.index(chosen)], cut(chosen.model, 40)
+        better = {None: f"zero = {name}", True: f"above zero = better than {name}", False: f"below zero = better than {name}"}[figure.higher_is_better]
+        return Panel(x_name, figure, _all_minus(lines, base), _shared_stages(curves, x_name), note=(better, base.color))
+
+    minus = f", each minus {'the longest run' if baseline is None else cut(baseline, 40)}"
+    return _draw_models(curves, x_names, smoothing, theme, comparable, panel, minus)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save(picture: Picture, path: Path) -> None:
     """Write a figure, whole or not at all.
 
-    :param figure: what the functions above return.
-    :param path: the file to make or to replace; its suffix is one of `FORMATS`.
+    :param picture: what the functions above return.
+    :param path: the file to make or to replace; its suffix is .png, .svg or .pdf.
     :raises UserError: when it cannot be written.
     """
     kind = path.suffix[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same curves make the same file
     try:
-        write_atomic(path, lambda file: figure.savefig(file, format=kind, metadata=undated))
+        write_atomic(path, lambda file: picture.savefig(file, format=kind, metadata=undated))
     except OSError as error:
         raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or mend the folder's rights.") from None
 
@@ -138,10 +130,23 @@ def same_tokens(curves: Sequence[Curve]) -> bool:
     return not medians or max(medians) <= (1 + SAME_TOKENS) * min(medians)
 
 
-def _measured(curves: Sequence[Curve], comparable: bool = True) -> list[str]:
-    """Name the rows of panels: accuracy only where any was measured, bits per byte only where they tell more than the loss."""
-    measured = {name for name in ("bits_per_byte", "accuracy") if any(curve.points("samples", name)[0].size for curve in curves)}
-    return [name for name in ("bits_per_byte", "loss", "accuracy") if name == "loss" or (name in measured and not (name == "bits_per_byte" and comparable))]
+def _draw_models(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme, comparable: bool,
+                 panel: Callable[[str, Figure, list[Line]], Panel], minus: str) -> Picture:
+    """Draw several models.
+
+    :param panel: makes the panel of an x axis and a figure from a line for each model.
+    :param minus: what the title says of a baseline.
+    """
+    panels = [panel(x_name, figure, _lines(curves, x_name, figure.name, smoothing, theme)) for figure in _measured(curves, comparable) for x_name in x_names]
+    title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models{minus}"
+    return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
+
+
+def _measured(curves: Sequence[Curve], comparable: bool = True) -> list[Figure]:
+    """Give the rows of panels: other figures than loss where they were measured, bits per byte only where they tell more than the loss."""
+    figures = {figure.name: figure for figure in (*PANELS, *(figure for curve in curves for figure in curve.declared)) if figure.panel}
+    return [figure for name, figure in figures.items() if figure is LOSS or (
+        any(curve.points("samples", name)[0].size for curve in curves) and not (name == "bits_per_byte" and comparable))]
 
 
 def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme) -> list[Panel]:
@@ -159,7 +164,7 @@ def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: fl
                     label = f"{cut(source, 40)}, {KIND_NAMES[curve.kind]}"
                     style = styles[curve.kind == "validate"]
                     lines.append(_line(curve, x_name, source_column(source), smoothing, label, color, style))
-        panels.append(Panel(x_name, "loss", lines, shown[0].stages, of=of))
+        panels.append(Panel(x_name, LOSS, lines, shown[0].stages, of=of))
     return panels
 
 
@@ -204,8 +209,8 @@ def _longest(curves: Sequence[Curve], x_name: str, y_name: str) -> Curve:
 
 
 def _marks(curve: Curve, x_name: str, color: str, alarm: str) -> list[tuple[str, Floats, str]]:
-    """Say where the run was resumed, and where batches were passed over."""
-    return [("resumed", _within(curve, curve.resumes, x_name), color), ("batch passed over", curve.skipped(x_name), alarm)]
+    """Say where the run was resumed, and where batches were skipped."""
+    return [("resumed", _within(curve, curve.resumes, x_name), color), ("batch skipped", curve.skipped(x_name), alarm)]
 
 
 def _within(curve: Curve, places: dict[str, Floats], x_name: str) -> Floats:

@@ -1,4 +1,4 @@
-"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Stats floor: its own folder, numpy and the ground; plotly on demand.
+"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Plotstats floor: its numpy; plotly on demand.
 
 The page is a frame, tables, the data as JSON, and a script that draws what is asked for with plotly.js, which is in the file too.
 """
@@ -17,19 +17,14 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import write_text
-from .plot import WARNING, same_tokens
+from ..stats.figures import FIGURES, Figure
+from .plot import KIND_NAMES, LOSS, WARNING, same_tokens
 from .report_tables import events_table, runs_table, samples_tables, settings_tables, stages_table
 from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
 from .theme import THEMES
 
 # Points of a curve in the page: some for each pixel of a wide screen, peaks kept; fewer where there are many curves.
 _MOST_POINTS, _MOST_OF_A_CHART, _LEAST_POINTS = 3000, 30_000, 600
-# Charts in the page's order: title, kind of statistics, column, and whether a log axis helps where the values are far apart.
-_CHARTS = (("Validation loss (nats per token)", "validate", "loss", True), ("Training loss (nats per token)", "train", "loss", True),
-           ("Validation, bits per byte", "validate", "bits_per_byte", True), ("Word accuracy, validation", "validate", "accuracy", False),
-           ("Word accuracy, training", "train", "accuracy", False), ("Learning rate", "train", "lr", False), ("Gradient norm", "train", "grad_norm", True),
-           ("Tokens per second", "train", "tokens_per_second", False), ("Share of time waiting for data", "train", "data_wait_share", False),
-           ("Share of padding", "train", "padding_share", False), ("Pieces cut inside a sentence", "train", "forced_cuts", False))
 _MOST_SOURCES = 10  # drawn of a stage, those with most tokens
 _MOST_MARKS = 60  # of a kind and a run; more would be a band
 
@@ -52,7 +47,9 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
         raise UserError("--html: the package plotly is not installed; pip install 'lmplay[report]'.") from None
     names = list(dict.fromkeys(curve.model for curve in curves))
     whole = [curve for curve in curves if curve.stage is None]
-    charts = [_chart(title, log, [curve for curve in whole if curve.kind == kind], column, smoothing) for title, kind, column, log in _CHARTS]
+    figures = {figure.name: figure for figure in (*FIGURES, *(figure for curve in curves for figure in curve.declared)) if figure.chart}
+    charts = [_chart(figure, kind, [curve for curve in whole if curve.kind == kind], smoothing)
+              for figure in figures.values() for kind in ("validate", "train") if getattr(figure, kind)]
     data = {"x_names": list(X_NAMES), "theme": theme, "baseline": baseline, "palettes": {name: asdict(one)["curves"] for name, one in THEMES.items()},
             "charts": [chart for chart in (*charts, *_source_charts(curves, smoothing)) if chart["lines"]],
             "runs": [_run(name, [curve for curve in curves if curve.model == name]) for name in names]}
@@ -70,23 +67,31 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
         raise UserError(f"--html {path}: cannot be written ({error.strerror or error}).") from None
 
 
-def _chart(title: str, log: bool, curves: Sequence[Curve], column: str, smoothing: float | None) -> dict[str, Any]:
+def _chart(figure: Figure, kind: str, curves: Sequence[Curve], smoothing: float | None) -> dict[str, Any]:
     """Collect the lines of a chart: one a run; none of what is nowhere known, or nowhere but zero."""
-    known = [curve for curve in curves if np.nan_to_num(curve.columns.get(column, np.zeros(0))).any()]
+    known = [curve for curve in curves if np.nan_to_num(curve.columns.get(figure.name, np.zeros(0))).any()]
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_OF_A_CHART // max(1, len(known))))
-    return {"title": title, "column": column, "kind": curves[0].kind if curves else "", "log": log, "sources": [],
-            "lines": [{"run": curve.model, "source": None, **_line(curve, column, smoothing, most)} for curve in known]}
+    title = f"{KIND_NAMES[kind]} {figure.title}" if figure.validate else figure.title
+    unit = f" ({figure.unit})" if figure.unit not in ("", "share") else ""
+    return {**_look(figure), "title": title[:1].upper() + title[1:] + unit, "kind": kind, "sources": [],
+            "lines": [{"run": curve.model, "source": None, **_line(curve, figure.name, smoothing, most)} for curve in known]}
+
+
+def _look(figure: Figure) -> dict[str, Any]:
+    """Say how a figure is drawn."""
+    better = {None: "", True: ", above zero is better", False: ", below zero is better"}[figure.higher_is_better]
+    return {"column": figure.name, "log": figure.log, "percent": figure.unit == "share", "better": better}
 
 
 def _source_charts(curves: Sequence[Curve], smoothing: float | None) -> list[dict[str, Any]]:
     """Collect for each stage the losses of its sources, in all runs that tell them apart."""
     charts = []
     stages = dict.fromkeys((curve.stage, curve.kind) for curve in curves if curve.sources)
-    for (stage, kind), title in {key: f"{'Training' if key[1] == 'train' else 'Validation'} loss by source, stage {key[0]}" for key in stages}.items():
+    for stage, kind in stages:
         lines = [{"run": curve.model, "source": source, **_line(curve, source_column(source), smoothing, _LEAST_POINTS)}
                  for curve in curves if (curve.stage, curve.kind) == (stage, kind) for source in curve.sources[:_MOST_SOURCES]]
-        charts.append({"title": title, "column": "loss", "kind": kind, "log": True, "sources": list(dict.fromkeys(line["source"] for line in lines)),
-                       "lines": lines})
+        charts.append({**_look(LOSS), "title": f"{KIND_NAMES[kind].capitalize()} loss by source, stage {stage}", "kind": kind,
+                       "sources": list(dict.fromkeys(line["source"] for line in lines)), "lines": lines})
     return charts
 
 
@@ -113,7 +118,7 @@ def _run(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
     stages = [{"name": stage.name, "done": stage.done, "floor": _number(stage.floor),
                "begin": {x: _number(value) for x, value in stage.begin.items()}, "end": {x: _number(value) for x, value in stage.end.items()}}
               for stage in whole.stages]
-    marks = {"resumed": whole.resumes, "saved": whole.saves, "passed over": {x: train.skipped(x) for x in X_NAMES}}
+    marks = {"resumed": whole.resumes, "saved": whole.saves, "skipped": {x: train.skipped(x) for x in X_NAMES}}
     return {"name": name, "stages": stages, "marks": {kind: _marks(places) for kind, places in marks.items()}}
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report.  Stats floor: runs, table, words and the ground."""
+"""The tables of the report.  Plotstats floor: runs, table, words and the ground."""
 from __future__ import annotations
 
 import html
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..words import duration
+from ..words import compact, duration
 from .runs import Curve, Floats
-from .table import describe_runs, differing_settings, read_settings, show
+from .table import COLUMNS, describe_runs, differing_settings, read_settings, show
 
 _MOST_EVENTS = 20  # of a kind and a run; more are counted, with the first and the last
 _MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over the run
@@ -20,12 +20,9 @@ _MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over th
 
 def runs_table(curves: Sequence[Curve], folder: Path) -> str:
     """Lay out a row a run: what it reached."""
-    rows = [[run["model"], run["experiment"], _form(run["samples"], ",.0f"), _form(run["tokens"], ",.0f"), _time(run["seconds"]),
-             _form(run["tokens_per_second"], ",.0f"), *(_form(run[key], ".4f") for key in
-                                                        ("train_loss", "validation_loss", "best_validation_loss", "bits_per_byte", "best_bits_per_byte"))]
+    rows = [["–" if run[key] is None else f"{run[key]:,.0f}" if form is compact else form(run[key]) for _, key, form in COLUMNS]
             for run in describe_runs(curves, folder)]
-    heads = ("run", "experiment", "samples", "tokens", "time", "tokens/s", "train loss", "validation", "best loss", "bits/byte", "best bits")
-    return f"<section><h2>Runs</h2>{_table(heads, rows, 'two')}</section>"
+    return f"<section><h2>Runs</h2>{_table(('run', *(heading for heading, _, _ in COLUMNS[1:])), rows, 'two')}</section>"
 
 
 def stages_table(curves: Sequence[Curve]) -> str:
@@ -42,7 +39,7 @@ def stages_table(curves: Sequence[Curve]) -> str:
                          _form(tokens / seconds if seconds else None, ",.0f"), *(_form(mean, ".1%") for mean in means),
                          *(_form(float(np.nansum(train.columns[name])) if train is not None else None, ",.0f") for name in ("forced_cuts", "skipped_batches")),
                          _form(validation.last("loss") if validation is not None else None, ".4f"), _form(stage.floor, ".4f")])
-    heads = ("run", "stage", "samples", "tokens", "time", "tokens/s", "waits for data", "padding", "cuts within words", "batches passed over", "validation",
+    heads = ("run", "stage", "samples", "tokens", "time", "tokens/s", "waits for data", "padding", "cuts within words", "batches skipped", "validation",
              "floor")
     return f"<h3>Stages</h3>{_table(heads, rows, 'two')}" if rows else ""
 
@@ -52,7 +49,7 @@ def events_table(curves: Sequence[Curve]) -> str:
     rows = []
     for curve in [curve for curve in curves if curve.kind == "train" and curve.stage is None]:
         skipped = {name: curve.skipped(name) for name in curve.resumes}
-        for what, places in (("resumed", curve.resumes), ("batch passed over", skipped), ("saved", curve.saves)):
+        for what, places in (("resumed", curve.resumes), ("batch skipped", skipped), ("saved", curve.saves)):
             rows += [[curve.model, *cells] for cells in _events(what, places)]
     return f"<section><h2>Events</h2>{_table(('run', 'what', 'samples', 'tokens', 'time'), rows, 'two')}</section>" if rows else ""
 
@@ -107,7 +104,7 @@ def _events(what: str, places: dict[str, Floats]) -> Iterable[list[str]]:
 
 
 def _read_samples(path: Path) -> Iterable[tuple[int, str, str]]:
-    """Read samples, prompts and texts; lines that say something else are passed over, such as the last of a run that is being written."""
+    """Read samples, prompts and texts; other lines are skipped, such as the last of a run that is being written."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Stats floor: numpy and the ground only."""
+"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Plotstats floor: numpy and the ground only."""
 from __future__ import annotations
 
 import itertools
@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
+from ..stats.figures import FIGURES, Figure, described
+from ..stats.writing import FORMAT
 from .long_json import read_long_json
 
 Floats = NDArray[np.float64]
 
-FORMAT = 1
 KINDS = ("train", "validate")
 X_NAMES = ("samples", "tokens", "seconds")
-OPTIONAL_COLUMNS = ("accuracy", "bits_per_byte", "floor", "lr", "grad_norm", "padding_share", "tokens_per_second", "data_wait_share",
-                    "skipped_batches", "forced_cuts")
+NEEDED_COLUMNS = (*X_NAMES, "loss")
+OPTIONAL_COLUMNS = tuple(figure.name for figure in FIGURES if (figure.train or figure.validate) and figure.name not in NEEDED_COLUMNS)
 AUTOMATIC_FRACTION = 0.02
 AUTOMATIC_LEAST_POINTS = 20
 
@@ -50,6 +51,8 @@ class Curve:
     columns: dict[str, Floats]
     sources: tuple[str, ...] = ()
     """The sources that are told apart, the one with most tokens first; `source_column` names the column of each one's losses."""
+    declared: tuple[Figure, ...] = ()
+    """The figures that the file describes itself: those of an objective."""
 
     @property
     def running(self) -> bool:
@@ -60,10 +63,11 @@ class Curve:
         """Give the rows where both values are known.
 
         :param x_name: one of `X_NAMES`.
-        :param y_name: a column.
+        :param y_name: a column; one that the file lacks has no known values.
         :return: x and y, of equal length.
         """
-        x, y = self.columns[x_name], self.columns[y_name]
+        x = self.columns[x_name]
+        y = self.columns.get(y_name, np.full(len(x), np.nan))
         known = np.isfinite(x) & np.isfinite(y)
         return x[known], y[known]
 
@@ -98,7 +102,7 @@ class Curve:
         return x, smooth(y, window_of(smoothing, len(y)), self.borders(y_name))
 
     def skipped(self, x_name: str) -> Floats:
-        """Give the places of the rows in which batches were passed over."""
+        """Give the places of the rows in which batches were skipped."""
         return self.columns[x_name][np.nan_to_num(self.columns["skipped_batches"]) > 0]
 
 
@@ -129,7 +133,7 @@ def read_curve(path: Path) -> Curve:
     """Read one statistics file and check that it holds together.
 
     :param path: the JSON file.
-    :return: its curve; unknown columns are left out.
+    :return: its curve, without columns that neither lmplay nor the file itself describes.
     :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
     """
     try:
@@ -145,7 +149,7 @@ def source_column(source: str) -> str:
 
 
 def window_of(smoothing: float | None, rows: int) -> int:
-    """Turn the wish of `--smooth` into a number of points.
+    """Turn the value of `--smooth` into a number of points.
 
     :param smoothing: None = 2 % of the points, at least 5, and nothing below 20 points; under 1 a fraction of the points; else a number of points.
     :param rows: length of the curve.
@@ -247,7 +251,9 @@ def _curve_of(path: Path, content: Any) -> Curve:
         raise ValueError(f"its kind is {content['kind']!r}, not one of {', '.join(KINDS)}")
     clock = content["clock"]
     sources = {str(name): said for name, said in content.get("sources", {}).items() if "columns" in said}  # a whole run has figures of sources, no curves
-    losses = {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
+    declared = described(content.get("figures", {}))
+    lists = {**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "saves", "stages")}}
+    further = {figure.name: lists[figure.name] for figure in declared} | {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
     times = clock.get("stages") or []
     return Curve(
         path=path,
@@ -258,8 +264,9 @@ def _curve_of(path: Path, content: Any) -> Curve:
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
         resumes=_places_of(clock.get("resumes") or []),
         saves=_places_of(clock.get("saves") or []),
-        columns=_columns_of({**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "saves", "stages")}}, losses),
+        columns=_columns_of(lists, further),
         sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])),
+        declared=declared,
     )
 
 
@@ -268,13 +275,11 @@ def _places_of(places: list[dict[str, float]]) -> dict[str, Floats]:
     return {name: np.array([place.get(name) for place in places], dtype=np.float64) for name in X_NAMES}
 
 
-def _columns_of(lists: dict[str, Any], more: dict[str, Any]) -> dict[str, Floats]:
-    """Turn the lists, those that are known by name and more of them, into arrays of one length, with NaN for null and for columns that need not be."""
+def _columns_of(lists: dict[str, Any], further: dict[str, Any]) -> dict[str, Floats]:
+    """Turn the lists, those of known names and further ones, into arrays of one length, with NaN for null and for missing optional columns."""
     rows = len(lists["samples"])
-    needed = ("samples", "tokens", "seconds", "loss")
-    columns = {name: np.array(lists[name], dtype=np.float64) for name in needed}
-    columns |= {name: np.array(lists[name], dtype=np.float64) if name in lists else np.full(rows, np.nan) for name in OPTIONAL_COLUMNS}
-    columns |= {name: np.array(values, dtype=np.float64) for name, values in more.items()}
+    known = {name: lists[name] for name in NEEDED_COLUMNS} | {name: lists[name] if name in lists else [None] * rows for name in OPTIONAL_COLUMNS}
+    columns = {name: np.array(values, dtype=np.float64) for name, values in (known | further).items()}
     for name, values in columns.items():
         if values.shape != (rows,):
             raise ValueError(f"column {name} has {len(values)} values, samples has {rows}")

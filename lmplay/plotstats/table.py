@@ -1,4 +1,4 @@
-"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Stats floor: runs and the ground."""
+"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Plotstats floor: runs and the ground."""
 from __future__ import annotations
 
 import json
@@ -9,16 +9,15 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import read_json_or_yaml
+from ..plan.options import FLAGS, Change
 from ..words import compact, cut, duration
 from .runs import Curve
 
 # Settings that differ between any two runs, or that say nothing of what was trained; a plan is compared stage by stage.
-_DULL = ("model", "given", "plan", "out_dir", "model_args", "describe", "inspect", "check_plan", "show_samples", "show_batch", "json", "reset_history",
-         "use_config", "dump_config", "quiet", "verbose", "log_json", "track", "callback", "sample_prompts", "sample_tokens", "data_workers", "keep",
-         "resume", "time_limit", "max_steps", "max_samples_this_run", "save_weights_only")
+_NOT_COMPARED = {"given", "plan", "model_args", *(flag.name for flag in FLAGS if flag.change is Change.ASIDE)}
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
-_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("model", "model", str), ("experiment", "experiment", str), ("samples", "samples", compact), ("tokens", "tokens", compact),
     ("time", "seconds", duration), ("tokens/s", "tokens_per_second", compact), ("train loss", "train_loss", _LOSS),
     ("validation", "validation_loss", _LOSS), ("best loss", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
@@ -57,8 +56,8 @@ def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
     :param runs: what `describe_runs` gives.
     :return: the lines.
     """
-    rows = [[heading for heading, _, _ in _COLUMNS], *([_cell(run[key], form) for _, key, form in _COLUMNS] for run in runs)]
-    text = _align(rows, "<<" + ">" * (len(_COLUMNS) - 2))
+    rows = [[heading for heading, _, _ in COLUMNS], *([_cell(run[key], form) for _, key, form in COLUMNS] for run in runs)]
+    text = _align(rows, "<<" + ">" * (len(COLUMNS) - 2))
     keys = list(runs[0]["settings"])
     if keys:
         settings = [["settings that differ", *(cut(run["model"], _MOST_CELL) for run in runs)],
@@ -97,7 +96,7 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Put model arguments and the stages of the plan beside the settings."""
     arguments, plan = settings.get("model_args"), settings.get("plan")
     stages = plan.get("stages") if isinstance(plan, dict) else None
-    flat = {key: value for key, value in settings.items() if key not in _DULL}
+    flat = {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
     flat |= arguments if isinstance(arguments, dict) else {}
     for stage in stages if isinstance(stages, list) else ():
         flat |= {f"{stage.get('name')}.{key}": value for key, value in stage.items() if key != "name"} if isinstance(stage, dict) else {}

@@ -1,4 +1,4 @@
-"""The colours of pictures and report, on light and on dark ground.  Stats floor: nothing imported."""
+"""The colours of pictures and report, on light and on dark ground.  Plotstats floor: nothing imported."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class Theme:
     soft: str  # less important words, marks
     grid: str
     shade: str  # behind every second stage
-    alarm: str  # batches that were passed over
+    alarm: str  # skipped batches
     curves: tuple[str, ...]
 
 

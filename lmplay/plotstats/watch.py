@@ -1,7 +1,7 @@
-"""Drawing again while runs go on.  Stats floor: the ground.
+"""Drawing again while runs go on.  Plotstats floor: the ground.
 
-The files that are read are replaced as a whole by the trainer, so a reader has the old or the new one; one that has gone meanwhile, or that is
-damaged, is said once and looked for again.
+The files that are read are replaced as a whole by the trainer, so a reader has the old or the new one; a missing or
+damaged one is reported once and tried again.
 """
 from __future__ import annotations
 

@@ -1,44 +1,45 @@
-"""`--describe`: the architecture, the parameters by part, and the size of a step.  Engine floor."""
+"""`--describe`: the architecture, the parameters by part, and the size of a step."""
 from __future__ import annotations
 
 from collections import Counter
 
 from torch import nn
 
-from ..checkpoints import format as checkpoint
-from ..engine.model_spec import ModelSpec, plan_model, tokenizer_name
-from ..optim.optimizers import STATE_COPIES
+from ..engine.model_spec import tokenizer_name
+from ..engine.opening import Outline, outline
+from ..optim.optimizers import build_optimizers
 from ..plan.schema import Plan
-from ..plan.settings import Settings, resolve_stage
+from ..plan.settings import Settings
 from ..tokenizer import load_tokenizer, trained_size
 
 
 def describe(settings: Settings, plan: Plan) -> str:
     """Describe the model that a run would train, without loading data or weights.
 
-    :param settings: the run's.
+    :param settings: of the command line.
     :param plan: the plan.
     :return: several lines.
+    :raises UserError: when the checkpoint, the plan and the flags do not agree.
     """
-    path = settings.model_file(plan)
-    stored = checkpoint.load(path) if path.exists() and not settings.reset_history else None
-    model_plan = plan_model(settings, plan, path, stored)
-    vocab_size = _vocab_size(settings, plan, model_plan)
-    model = model_plan.build(vocab_size, meta=True)
+    ahead = outline(settings, plan)
+    settings, spec, vocab_size = ahead.settings, ahead.spec, _vocab_size(ahead)
+    model = spec.build(vocab_size, meta=True)
     total = sum(parameter.numel() for parameter in model.parameters())
-    trained = 4 * total
-    lines = [str(model), "", f"experiment {model_plan.experiment}, vocabulary {vocab_size:,}" + (f", as in {path}" if stored else ""), "", "parameters"]
+    n_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    state = build_optimizers(settings.optimizer, model, settings.lr).state_bytes()
+    origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
+    lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}", "", "parameters"]
     lines += [f"  {name:<24}{count:>15,}  {count / total:6.1%}" for name, count in _count_parts(model).items()]
     lines += [f"  {'all':<24}{total:>15,}", "", "memory"]
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in
-              (("weights", trained), ("gradients", trained), (f"state of {settings.optimizer}", trained * STATE_COPIES[settings.optimizer]))]
+              (("weights", n_bytes), ("gradients", n_bytes), (f"state of {settings.optimizer}", state))]
     lines += ["", "a step"]
     for stage in plan.stages:
-        work = resolve_stage(settings, stage, model_plan.args["context_len"])
+        work = ahead.stage_settings(stage)
         tokens = work.batch_size * work.context_len
-        # For each token 2 operations a weight forward and 4 backward, and 12 * layers * width * length for attention
+        # For each token 2 operations a weight in the forward pass and 4 in the backward pass, and 12 * layers * width * length for attention
         # (Chowdhery et al. 2022, "PaLM", appendix B).
-        attention = 12 * model_plan.args.get("num_blocks", 0) * model_plan.args.get("embed_dim", 0) * work.context_len
+        attention = 12 * spec.args.get("num_blocks", 0) * spec.args.get("embed_dim", 0) * work.context_len
         flops = tokens * (6 * (total - _lookup_only(model)) + attention)
         mini_batches = "as many as it takes" if settings.mini_batch_size == "auto" else -(-work.batch_size // settings.first_mini_batch)
         lines.append(f"  {stage.name}: {work.batch_size} pieces of at most {work.context_len} tokens in {mini_batches} mini-batches, "
@@ -55,15 +56,15 @@ def _count_parts(model: nn.Module) -> Counter[str]:
 
 
 def _lookup_only(model: nn.Module) -> int:
-    """Count the weights that are looked up and never multiplied: embeddings that are not the head's too."""
+    """Count the weights that are looked up and never multiplied: embeddings that are not also the head's."""
     head = {id(parameter) for parameter in model.get_submodule("head").parameters()}
     embeddings = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
     return sum(weight.numel() for weight in embeddings if id(weight) not in head)
 
 
-def _vocab_size(settings: Settings, plan: Plan, model_plan: ModelSpec) -> int:
-    """Find the size of the vocabulary; a tokenizer that is still to be trained will have what was asked for."""
-    if model_plan.tokenizer is not None:
-        return model_plan.tokenizer.vocab_size
-    name = tokenizer_name(settings, plan)
+def _vocab_size(ahead: Outline) -> int:
+    """Find the size of the vocabulary; that of a tokenizer that is still to be trained is in its name."""
+    if ahead.spec.tokenizer is not None:
+        return ahead.spec.tokenizer.vocab_size
+    name = tokenizer_name(ahead.settings, ahead.plan)
     return trained_size(name) or load_tokenizer(name).vocab_size

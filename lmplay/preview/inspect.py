@@ -1,12 +1,10 @@
-"""`--inspect`: what a checkpoint holds, without building a model or reading its tensors.  Engine floor."""
+"""`--inspect`: what a checkpoint holds, without building a model or reading its tensors."""
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..checkpoints import format as checkpoint
+from ..checkpoints.format import read, tensor_bytes, verify
 from ..plan.settings import Settings, setting_names
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
@@ -16,11 +14,11 @@ def inspect(path: Path) -> dict[str, Any]:
     """Read what a checkpoint, or a file of weights alone, says of itself.
 
     :param path: the file.
-    :return: plain values; what the file does not have is left out.
+    :return: plain values, only of what the file has.
     :raises UserError: when it cannot be read at all.
     """
-    content = checkpoint.read(path, mmap=True, check=False)
-    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[checkpoint.verify(path)],
+    content = read(path, mmap=True, check=False)
+    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[verify(path)],
                               "format": content["format"], "versions": content.get("versions", {})}
     parts = {name: part for name, part in content.items() if isinstance(part, dict) and "state" in part}
     if "model" in parts:
@@ -31,12 +29,12 @@ def inspect(path: Path) -> dict[str, Any]:
         result["run"] = {**_progress(parts["runner"]["state"]["stats"]), "seconds": parts["runner"]["state"]["clock"]["seconds"],
                          "resumes": len(parts["runner"]["state"]["clock"]["resumes"])}
         result["settings"] = _changed(parts["runner"]["state_args"]["settings"])
-    result["bytes_by_component"] = {name: _tensor_bytes(part["state"]) for name, part in parts.items()}
+    result["bytes_by_component"] = {name: tensor_bytes(part["state"]) for name, part in parts.items()}
     return result
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """Write what :func:`inspect` gave for people, in lines."""
+    """Write the result of :func:`inspect` for people, in lines."""
     lines = [f"file        {found['file']}: {found['bytes']:,} bytes, checksum {found['checksum']}",
              f"written by  {', '.join(f'{name} {version}' for name, version in found['versions'].items())} (format {found['format']})"]
     if "model" in found:
@@ -44,9 +42,9 @@ def to_text(found: dict[str, Any]) -> str:
         lines.append(f"model       {model['experiment']}: {model['parameters']:,} parameters, {_pairs(model['args'])}")
         lines.append(f"tokenizer   {model['tokenizer']}")
     if "run" in found:
-        lines += [f"trained     {_said(found['run'])}", f"            in {found['run']['seconds']:,.0f} s, resumed {found['run']['resumes']} times"]
+        lines += [f"trained     {_in_words(found['run'])}", f"            in {found['run']['seconds']:,.0f} s, resumed {found['run']['resumes']} times"]
     for number, stage in enumerate(found.get("stages", ()), 1):
-        lines.append(f"stage {number:<6}{stage['name']} ({stage['is']}){': ' if 'samples' in stage else ''}{_said(stage)}")
+        lines.append(f"stage {number:<6}{stage['name']} ({stage['is']}){': ' if 'samples' in stage else ''}{_in_words(stage)}")
     if "settings" in found:
         lines.append(f"settings    {_pairs(found['settings']) or 'the defaults'}")
     lines += [f"size        {name:<14}{size:>16,} bytes of tensors" for name, size in found["bytes_by_component"].items()]
@@ -61,7 +59,7 @@ def _model(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:
-    """Say how far each stage of the plan is."""
+    """Say which stages are done, and what was trained in each."""
     plan = part["state_args"]["plan"]["stages"]
     result = []
     for stage, state in zip(plan, part["state"]["stages"], strict=False):
@@ -71,7 +69,7 @@ def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _progress(stats: dict[str, Any]) -> dict[str, Any]:
-    """Say how much has been trained on, and the losses: of the newest row of the history, the best and the final validation."""
+    """Say how much was trained, and the losses: the newest in the history, of the best validation and of the final one."""
     rows = stats["train"]["rows"]
     last = rows["loss_sum"][-1] / rows["n_tokens"][-1] if rows["n_tokens"] and rows["n_tokens"][-1] else None
     return {"samples": stats.get("total_train_samples", 0), "tokens": stats.get("total_train_tokens", 0), "steps": stats.get("total_train_steps", 0),
@@ -84,23 +82,8 @@ def _changed(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in setting_names() if name in settings and settings[name] != getattr(defaults, name)}
 
 
-def _tensor_bytes(value: Any) -> int:
-    """Count the bytes of all tensors in nested values; memory that two share counts once."""
-    storages: dict[int, int] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            storages[value.untyped_storage().data_ptr()] = value.numel() * value.element_size()
-        elif isinstance(value, (dict, list)):
-            for part in value.values() if isinstance(value, dict) else value:
-                visit(part)
-
-    visit(value)
-    return sum(storages.values())
-
-
-def _said(progress: dict[str, Any]) -> str:
-    """Write samples, tokens, steps and losses, as far as they are there."""
+def _in_words(progress: dict[str, Any]) -> str:
+    """Write samples, tokens, steps and losses, where there are any."""
     if "samples" not in progress:
         return ""
     text = f"{progress['samples']:,} samples, {progress['tokens']:,} tokens, {progress['steps']:,} steps"

@@ -1,4 +1,4 @@
-"""Who hears of a run while it goes on (`--track`, `--callback`), and what is kept so that they hear everything once.  Engine floor, no torch."""
+"""Telling trackers and callbacks (`--track`, `--callback`) what happens in a run, everything once.  Report floor, no torch."""
 from __future__ import annotations
 
 import queue
@@ -7,27 +7,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
-from ..stats.figures import Progress
-from ..stats.histories import TRAIN_COLUMNS, VALIDATE_COLUMNS, History, ModelStats, derive, source_losses
+from ..stats.figures import Progress, SourceLoss, columns_of
+from ..stats.histories import NO_SOURCES, History
+from ..stats.totals import ModelStats
 from ..track.callback import Callbacks, RunInfo
 
-_TRAIN = (*TRAIN_COLUMNS, "seconds", "tokens_per_second", "data_wait_share")
-_VALIDATE = (*VALIDATE_COLUMNS, "seconds")
 # Seconds that drawing the plots at the end may take.
 _DRAWING_SECONDS = 120.0
 
 Figures = dict[str, Any]
-_NO_SOURCES: Mapping[str, tuple[float, float]] = MappingProxyType({})
 
 
 class Notifier:
-    """Tells callbacks what happens, in the main thread, with the figures that the statistics files hold.
+    """Calls the callbacks of a run, in the main thread, with the figures that the statistics files hold.
 
-    The validation that ends a stage shares its row of the statistics with a regular one at the same step; callbacks hear both, so their figures are kept here.
+    It also keeps what these files do not: the validation that ends a stage shares a row with a regular one at the same step, and callbacks hear both.
     """
 
     def __init__(self, callbacks: Callbacks | None = None):
@@ -36,6 +33,7 @@ class Notifier:
         """
         self._callbacks = callbacks or Callbacks()
         self.identity = uuid4().hex[:12]
+        self._stats = ModelStats()  # the run's: which figures are declared
         self._newest: Figures | None = None  # the newest regular validation
         self._apart: dict[str, list[Figures]] = {"validation": [], "final_validation": []}  # of the steps at which stages ended
         self._later: queue.SimpleQueue[tuple[str, Figures]] = queue.SimpleQueue()
@@ -47,7 +45,7 @@ class Notifier:
 
     def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats, by_stage: Sequence[ModelStats],
               samples: list[Figures]) -> None:
-        """Say that a run begins or goes on, and what it has done so far.
+        """Say that a run begins or continues, and give what it has done so far.
 
         :param name: the model file's, without its suffix.
         :param folder: where statistics go.
@@ -57,31 +55,31 @@ class Notifier:
         :param by_stage: of its stages, which tell sources apart.
         :param samples: what has been written (see :meth:`samples`).
         """
+        self._stats = stats
         if not self._callbacks.members:
             return
         finals = list(self._apart["final_validation"])  # a copy: callbacks may read it in a thread of their own
         ends = {figures["step"] for figures in finals}
-        validations = _past(stats.validate, [part.validate for part in by_stage], _VALIDATE)
+        validations = _past(stats.validate, [part.validate for part in by_stage], self._names("validate"))
         regular = [row for row in validations if row["step"] not in ends] + self._apart["validation"]
-        past = {"train": _past(stats.train, [part.train for part in by_stage], _TRAIN),
+        past = {"train": _past(stats.train, [part.train for part in by_stage], self._names("train")),
                 "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals, "samples": samples}
         self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
 
-    def train(self, progress: Progress, sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
+    def train(self, progress: Progress, sums: Mapping[str, float], sources: Mapping[str, SourceLoss] = NO_SOURCES) -> None:
         """Say that a step has been done.
 
         :param progress: where the run was after it.
-        :param sums: what happened in it.
+        :param sums: its raw values, see :meth:`lmplay.stats.totals.ModelStats.add_train`.
         :param sources: loss sum and tokens of each source, where they are told apart.
         """
         if self._callbacks.members:
             self._tell_later()
-            self._callbacks.train(_row(progress, sums, sources, _TRAIN))
+            self._callbacks.train(self._row("train", progress, sums, sources))
 
-    def validation(self, progress: Progress, sums: Mapping[str, float], final: bool,
-                   sources: Mapping[str, tuple[float, float]] = _NO_SOURCES) -> None:
+    def validation(self, progress: Progress, sums: Mapping[str, float], final: bool, sources: Mapping[str, SourceLoss] = NO_SOURCES) -> None:
         """Say that a validation has been done; see :meth:`train`."""
-        figures = _row(progress, sums, sources, _VALIDATE)
+        figures = self._row("validate", progress, sums, sources)
         if not final:
             self._newest = figures
         else:
@@ -102,7 +100,7 @@ class Notifier:
         self._callbacks.event(kind, _place(progress, stage))
 
     def event_elsewhere(self, kind: str, progress: Progress, stage: str | None) -> None:
-        """Take note of an event in another thread; it is told with the next that happens in the main one."""
+        """Note an event in another thread; callbacks hear of it before the next call in the main thread."""
         self._later.put((kind, _place(progress, stage)))
 
     def end(self, status: str, draw: Callable[[], Sequence[Path]]) -> None:
@@ -116,7 +114,7 @@ class Notifier:
             self._callbacks.end(status, list(draw()) if status == "done" and self.wants_pictures else [])
 
     def state(self) -> dict[str, Any]:
-        """Give what must be known to go on, as plain values; it depends on the clock and on chance."""
+        """Give what must be known to go on, as plain values; it depends on the clock and on a random identity."""
         return {"identity": self.identity, "newest": self._newest, "apart": {kind: list(rows) for kind, rows in self._apart.items()},
                 "states": self._callbacks.state()}
 
@@ -127,7 +125,7 @@ class Notifier:
         self._callbacks.restore(state["states"])
 
     def begin_another(self) -> None:
-        """Be another run from here on: an earlier state is gone on with, and what was told of the later ones belongs to a history that ends there."""
+        """Be another run from here on: it goes on from an earlier state, and what was told of later ones belongs to the run before."""
         self.identity = uuid4().hex[:12]
 
     def _tell_later(self) -> None:
@@ -135,9 +133,19 @@ class Notifier:
         while not self._later.empty():
             self._callbacks.event(*self._later.get_nowait())
 
+    def _names(self, kind: str) -> tuple[str, ...]:
+        """Name the figures of training or validation that callbacks hear."""
+        return columns_of(kind, self._stats.figures) + columns_of(kind, self._stats.figures, clock=True)
+
+    def _row(self, kind: str, progress: Progress, sums: Mapping[str, float], sources: Mapping[str, SourceLoss]) -> Figures:
+        """Give a step or validation as a row of the statistics files, with the losses of the sources."""
+        history = History(figures=self._stats.figures)
+        history.add(sources, **progress._asdict(), **sums)
+        return _rows(history, self._names(kind))[0] | {_loss_of(source): history.source_losses(source)[0] for source in history.sources}
+
 
 def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path]:
-    """Draw a run's statistics, in a process of its own; what goes wrong there is told and stops nothing.
+    """Draw a run's statistics, in a process of its own; a failure is reported and stops nothing.
 
     :param folder: the output folder.
     :param name: the run's.
@@ -158,16 +166,16 @@ def draw_plots(folder: Path, name: str, say: Callable[[str], None]) -> list[Path
 
 def _rows(history: History, names: Sequence[str]) -> list[Figures]:
     """Give the rows of a history as the statistics files have them."""
-    columns = derive(history)
+    columns = history.columns()
     return [dict(zip(names, values, strict=True)) for values in zip(*(columns[name] for name in names), strict=True)]
 
 
 def _past(history: History, by_stage: Sequence[History], names: Sequence[str]) -> list[Figures]:
-    """Give the rows of a history with the losses of the sources; where these were thinned otherwise, in rows that have nothing else."""
+    """Give the rows of a history with the losses of the sources; rows that only a stage's history has hold nothing else."""
     rows = {row["step"]: row for row in _rows(history, names)}
     for part in by_stage:
         for source in part.sources:
-            for step, loss in zip(part.rows["step"], source_losses(part, source), strict=True):
+            for step, loss in zip(part.rows["step"], part.source_losses(source), strict=True):
                 if loss is not None:
                     rows.setdefault(step, {**dict.fromkeys(names), "step": step})[_loss_of(source)] = loss
     return [rows[step] for step in sorted(rows)]
@@ -176,13 +184,6 @@ def _past(history: History, by_stage: Sequence[History], names: Sequence[str]) -
 def _place(progress: Progress, stage: str | None) -> Figures:
     """Say where an event happened."""
     return {"step": progress.step, "samples": progress.samples, "tokens": progress.tokens, "stage": stage}
-
-
-def _row(progress: Progress, sums: Mapping[str, float], sources: Mapping[str, tuple[float, float]], names: Sequence[str]) -> Figures:
-    """Give a step or validation as a row of the statistics files, with the losses of the sources."""
-    history = History()
-    history.add(sources, **progress._asdict(), **sums)
-    return _rows(history, names)[0] | {_loss_of(source): source_losses(history, source)[0] for source in history.sources}
 
 
 def _loss_of(source: str) -> str:

@@ -1,14 +1,9 @@
 """Word accuracy: how many words of the truth were predicted, each at its own place.  Stats floor, no torch."""
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
-# Scripts that are written without spaces: Thai, Lao, Khmer, kana, Han.
-_SPACELESS = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-# A word or punctuation mark: one of their characters; a word of the other scripts; a mark.
-_WORDS = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]")
+from ..words import WORD
 
 
 def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int, int]:
@@ -19,7 +14,7 @@ def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int
     :param right: for each token whether it was predicted at its place; what follows the n-th (the end token) is no part of a word.
     :return: (right, all) words and punctuation marks.
     """
-    words = np.array([match.span() for match in _WORDS.finditer(truth)], dtype=np.int64).reshape(-1, 2)
+    words = np.array([match.span() for match in WORD.finditer(truth)], dtype=np.int64).reshape(-1, 2)
     wrong_before = np.zeros(len(borders), dtype=np.int64)
     np.cumsum(~right[:len(borders) - 1], out=wrong_before[1:])
     first = borders.searchsorted(2 * words[:, 0], "right") - 1

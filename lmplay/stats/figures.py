@@ -1,7 +1,13 @@
-"""What is measured while a run goes on.  Stats floor, no torch."""
+"""The table of figures: what is measured while a run goes on, how it is added up, and where it is shown.  Stats floor, no torch."""
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict
+
+Values = list[float | None]
 
 
 class Progress(NamedTuple):
@@ -18,3 +24,151 @@ class SourceLoss(NamedTuple):
 
     loss_sum: float
     n_tokens: float
+
+
+class Mark(TypedDict):
+    """Where a run was saved or resumed; seconds are those of training."""
+
+    samples: int
+    tokens: int
+    seconds: float
+
+
+class StageEntry(TypedDict, total=False):
+    """What the statistics say of a stage that has begun: where it begins and ends (or where it is), and the lowest loss that its texts allow."""
+
+    name: str
+    done: bool
+    from_samples: int
+    from_tokens: int
+    from_seconds: float
+    to_samples: int
+    to_tokens: int
+    to_seconds: float
+    floor_nats_per_token: float | None
+    floor_bits_per_byte: float | None
+    skipped: dict[str, int]  # rows by the reason for which they gave no sample
+    replaced: dict[str, int]  # `rows` with replaced `characters`, and how many of these
+
+
+def mark_of(progress: Progress) -> Mark:
+    """Mark where a run is."""
+    return {"samples": progress.samples, "tokens": progress.tokens, "seconds": progress.seconds}
+
+
+def begin_entry(name: str, progress: Progress, floor_nats_per_token: float | None, floor_bits_per_byte: float | None) -> StageEntry:
+    """Make the entry of a stage that begins."""
+    _, samples, tokens, seconds = progress
+    return {"name": name, "done": False, "from_samples": samples, "from_tokens": tokens, "from_seconds": seconds, "to_samples": samples,
+            "to_tokens": tokens, "to_seconds": seconds, "floor_nats_per_token": floor_nats_per_token, "floor_bits_per_byte": floor_bits_per_byte}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the statistics: a column in the files, made from raw values that the rows of a history keep.
+
+    An objective of another package declares its own ones with :meth:`lmplay.stats.totals.ModelStats.declare`.
+    """
+
+    name: str  # of the column
+    title: str  # as inside a sentence
+    kind: Literal["newest", "sum", "mean"]  # the newest value, the sum over the steps of a row, or the ratio of two sums
+    of: str = ""  # the raw value; "" = called as the figure is
+    per: str = ""  # of a mean: the sum to divide by
+    unit: str = ""  # follows the title in parentheses; "share" = from 0 to 1, shown in percent
+    higher_is_better: bool | None = None  # None = neither
+    factor: float = 1.0  # a mean is multiplied by it
+    exp: bool = False  # the figure is the exponential function of the mean
+    whole: str = ""  # a mean is known only where `per` is equal to this sum
+    train: bool = True  # stands in the statistics of training
+    validate: bool = True  # stands in the statistics of validation
+    clock: bool = False  # depends on the clock: stands apart in the files
+    panel: bool = True  # has panels in the pictures
+    chart: bool = True  # has charts in the HTML report
+    log: bool = False  # a log axis helps where the values are far apart
+    progress: bool = False  # of a declared figure: its value for the newest step is in the progress line
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("newest", "sum", "mean") or (self.kind == "mean") != bool(self.per):
+            raise ValueError(f"figure {self.name}: kind is newest or sum, or mean with a sum to divide by (per)")
+        object.__setattr__(self, "of", self.of or self.name)
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """The names of the raw values that it is made from."""
+        return tuple(name for name in (self.of, self.per, self.whole) if name)
+
+    def column(self, rows: Mapping[str, Sequence[Any]]) -> Values:
+        """Derive it from raw values.
+
+        :param rows: a column for each raw value.
+        :return: the column; None where nothing was measured.
+        """
+        if self.kind != "mean":
+            return list(rows[self.of])
+        per, factor = rows[self.per], self.factor
+        values: Values = [a / b * factor if b else None for a, b in zip(rows[self.of], per, strict=True)]
+        if self.whole:
+            values = [value if part == whole else None for value, part, whole in zip(values, per, rows[self.whole], strict=True)]
+        return [None if value is None else math.exp(min(value, 700.0)) for value in values] if self.exp else values
+
+
+_Column = partial(Figure, panel=False, chart=False)
+_Chart = partial(Figure, panel=False)
+# Columns in the files are in this order. So are the raw values in a checkpoint: first the newest ones, then the sums.
+FIGURES = (
+    _Column("step", "optimizer step", "newest"),
+    _Column("samples", "samples", "newest"),
+    _Column("tokens", "tokens", "newest"),
+    _Column("seconds", "training time", "newest", unit="seconds", clock=True),
+    _Column("steps", "optimizer steps", "sum", train=False, validate=False),  # in the checkpoint only
+    Figure("loss", "loss", "mean", "loss_sum", "n_tokens", "nats per token", False, log=True),
+    _Column("perplexity", "perplexity", "mean", "loss_sum", "n_tokens", higher_is_better=False, exp=True, train=False),
+    Figure("bits_per_byte", "bits per byte", "mean", "loss_sum", "n_bytes", "", False, 1 / math.log(2), train=False, log=True),
+    _Column("nats", "information of the texts", "sum", "nats_sum", train=False, validate=False),  # in the checkpoint only, as is the next
+    _Column("nats_tokens", "tokens of known information", "sum", train=False, validate=False),
+    Figure("accuracy", "word accuracy", "mean", "words_right", "words", "share", True),
+    _Column("floor", "floor", "mean", "nats_sum", "nats_tokens", "nats per token", whole="n_tokens", train=False),
+    _Chart("lr", "learning rate", "newest", validate=False),
+    _Chart("grad_norm", "gradient norm", "mean", "grad_norm_sum", "grad_norms", validate=False, log=True),
+    _Chart("padding_share", "share of padding", "mean", "padding", "places", "share", validate=False),
+    _Chart("tokens_per_second", "tokens per second", "mean", "n_tokens", "step_seconds", validate=False, clock=True),
+    _Chart("data_wait_share", "share of time waiting for data", "mean", "data_seconds", "step_seconds", "share", validate=False, clock=True),
+    _Column("skipped_batches", "skipped batches", "sum", validate=False),
+    _Chart("forced_cuts", "pieces cut inside a sentence", "sum", validate=False),
+)
+BY_NAME = {figure.name: figure for figure in FIGURES}
+NEWEST = tuple(figure.of for figure in FIGURES if figure.kind == "newest")
+SUMS = tuple(dict.fromkeys(name for figure in FIGURES if figure.kind != "newest" for name in figure.raw))
+CLOCK_COLUMNS = tuple(figure.name for figure in FIGURES if figure.clock)
+_DESCRIBED = ("title", "unit", "higher_is_better", "log", "panel", "chart")
+
+
+def columns_of(kind: str, declared: Iterable[Figure] = (), clock: bool = False) -> tuple[str, ...]:
+    """Name the columns of a statistics file.
+
+    :param kind: "train" or "validate".
+    :param declared: figures of objectives.
+    :param clock: give those that depend on the clock, instead of the others.
+    """
+    return tuple(figure.name for figure in (*FIGURES, *declared) if getattr(figure, kind) and figure.clock == clock)
+
+
+def values(figures: Iterable[Figure], raw: Mapping[str, float]) -> dict[str, float | None]:
+    """Derive the values of figures from the raw values of one step; None where something is missing."""
+    return {figure.name: figure.column({name: [raw[name]] for name in figure.raw})[0] if raw.keys() >= {*figure.raw} else None for figure in figures}
+
+
+def describe(figures: Iterable[Figure], kind: str) -> dict[str, dict[str, Any]]:
+    """Describe the figures in a statistics file for programs that do not know them.
+
+    :param figures: the declared ones.
+    :param kind: of the file: "train" or "validate".
+    """
+    return {figure.name: {key: getattr(figure, key) for key in _DESCRIBED} for figure in figures if getattr(figure, kind)}
+
+
+def described(said: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, ...]:
+    """Give the figures that a statistics file describes, as far as is needed to draw them."""
+    return tuple(Figure(str(name), str(one["title"]), "newest", unit=str(one["unit"]), **{key: one[key] for key in _DESCRIBED[2:]})
+                 for name, one in said.items())

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo
+from .callback import Callback, Forwarding
 
-# Calls that may wait for a slow tracker; then the oldest are waited for no longer, and the tracker is given up.
+# Calls that may wait for a slow tracker; at more, the tracker is given up.
 _MOST_WAITING = 10_000
-# How long (seconds) a tracker may take to finish at the end of the run, and when it is stopped: then somebody waits.
+# Seconds that a tracker may take to finish at the end of the run, and when the run is stopped: then somebody waits.
 _PATIENCE, _PATIENCE_STOPPED = 60.0, 20.0
 
 
-class Background(Callback):
-    """Passes every call on to a tracker, in order, in a thread; one that fails or hangs is given up, and the user is told once."""
+class Background(Forwarding):
+    """Calls a tracker from a thread, in order; a tracker that fails or hangs is given up, and the user is told once."""
 
     def __init__(self, name: str, tracker: Callback, say: Callable[[str], None], patience: float = _PATIENCE, most_waiting: int = _MOST_WAITING):
         """
@@ -33,37 +33,21 @@ class Background(Callback):
         self.wants_pictures = tracker.wants_pictures
         self._thread.start()
 
-    def start(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
-        self._pass(lambda: self._tracker.start(run))
-
-    def train(self, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
-        self._pass(lambda: self._tracker.train(figures))
-
-    def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """See :class:`Callback`."""
-        self._pass(lambda: self._tracker.validation(figures, final))
-
-    def samples(self, rows: list[dict[str, Any]]) -> None:
-        """See :class:`Callback`."""
-        self._pass(lambda: self._tracker.samples(rows))
-
-    def event(self, kind: str, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
-        self._pass(lambda: self._tracker.event(kind, figures))
-
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`; waits until all has been written, but not for ever."""
-        self._pass(lambda: self._tracker.end(status, pictures))
+        super().end(status, pictures)
         self._pass(None)
         patience = self._patience if status == "done" else min(self._patience, _PATIENCE_STOPPED)
         self._thread.join(0 if self._given_up else patience)
         if self._thread.is_alive():
             self._give_up(f"has not finished within {patience:g} s")
 
+    def _tell(self, what: str, *heard: Any) -> None:
+        """Put a call of the tracker in the queue."""
+        self._pass(lambda: getattr(self._tracker, what)(*heard))
+
     def _pass(self, call: Callable[[], None] | None) -> None:
-        """Put a call in the queue."""
+        """Put a call, or the end, in the queue."""
         if self._given_up:
             return
         try:

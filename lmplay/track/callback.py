@@ -14,8 +14,8 @@ class RunInfo:
     """What a run is: `name` is the model file's, `identity` stays the same over all its resumes, `folder` has its statistics.
 
     `step` is the optimizer step at which it starts or goes on; what was heard of later ones before will come again. `past` has the figures of all steps
-    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and "samples" all that was written: who
-    has lost some (a kill leaves no time to finish) or was not there from the beginning finds them here.
+    and validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and "samples" all that was written: a
+    callback that has lost some (a kill leaves no time to finish) or was not there from the beginning finds them here.
     """
 
     name: str
@@ -30,8 +30,9 @@ class RunInfo:
 class Callback:
     """Subclass it, and name the class with ``--callback module:Class``; every method may be left out.
 
-    Figures are those of the statistics files: `step`, `samples`, `tokens`, `loss` (nats per token), `accuracy` (of words), `lr`, `grad_norm`, and so on; None
-    where nothing was measured. Where a stage has several sources, those that had a part have their own: `source/NAME/loss`.
+    Figures are those of the statistics files: `step`, `samples`, `tokens`, `loss` (nats per token), `accuracy` (of words), `lr`, `grad_norm`, and so on, and
+    those that an objective declares; None where nothing was measured. Where a stage has several sources, those that had a part have their own:
+    `source/NAME/loss`.
     """
 
     # Whether :meth:`end` is to be given the plots; drawing them takes a few seconds.
@@ -66,6 +67,27 @@ class Callback:
         """Become what `state` says."""
 
 
+class Tracker(Callback):
+    """A callback that logs figures under the kinds "train", "validation" and "final_validation"."""
+
+    def train(self, figures: dict[str, Any]) -> None:
+        """See :class:`Callback`."""
+        self._log("train", figures)
+
+    def validation(self, figures: dict[str, Any], final: bool) -> None:
+        """See :class:`Callback`."""
+        self._log("final_validation" if final else "validation", figures)
+
+    def _log(self, kind: str, figures: dict[str, Any]) -> None:
+        """Log what was measured at a step."""
+        raise NotImplementedError
+
+
+def past_rows(run: RunInfo) -> list[tuple[str, dict[str, Any]]]:
+    """Give kind and figures of all past steps and validations."""
+    return [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+
+
 def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:
     """Write what :meth:`Callback.samples` says as a text for each step: a line begins with the prompt, and goes on with what was written."""
     texts: dict[int, list[str]] = {}
@@ -74,17 +96,8 @@ def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:
     return {step: "\n".join(parts) for step, parts in texts.items()}
 
 
-class Callbacks(Callback):
-    """Several callbacks as one: called in order, told apart by their names. One that fails is told of and left alone: training goes on without it."""
-
-    def __init__(self, members: dict[str, Callback] | None = None, say: Callable[[str], None] = print):
-        """
-        :param members: by the names that the user gave them.
-        :param say: tells the user.
-        """
-        self.members = members or {}
-        self._say = say
-        self._states: dict[str, Any] = {}  # of those that are not here now, too: they may come back
+class Forwarding(Callback):
+    """Turns the calls about a run into calls of one method, `_tell`, with the name of what is called and its arguments."""
 
     def start(self, run: RunInfo) -> None:
         """See :class:`Callback`."""
@@ -109,6 +122,23 @@ class Callbacks(Callback):
     def end(self, status: str, pictures: list[Path]) -> None:
         """See :class:`Callback`."""
         self._tell("end", status, pictures)
+
+    def _tell(self, what: str, *heard: Any) -> Any:
+        """Call the method of that name."""
+        raise NotImplementedError
+
+
+class Callbacks(Forwarding):
+    """Several callbacks as one: called in order, told apart by their names. If one fails, the user is told and training goes on without it."""
+
+    def __init__(self, members: dict[str, Callback] | None = None, say: Callable[[str], None] = print):
+        """
+        :param members: by the names that the user gave them.
+        :param say: tells the user.
+        """
+        self.members = members or {}
+        self._say = say
+        self._states: dict[str, Any] = {}  # of those that are not here now, too: they may come back
 
     def state(self) -> dict[str, Any]:
         """See :class:`Callback`."""

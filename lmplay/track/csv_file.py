@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..files import write_text
-from .callback import Callback, RunInfo
+from .callback import Callback, RunInfo, past_rows
 
 
 class CsvTracker(Callback):
@@ -18,8 +18,7 @@ class CsvTracker(Callback):
         """See :class:`Callback`."""
         self._tables = {kind: _Table(run.folder / f"{run.name}_{kind}.csv", run.step) for kind in ("train", "validate")}
         newest = {kind: table.newest for kind, table in self._tables.items()}
-        past = [("train", row) for row in run.past.get("train", [])]
-        past += [("validate", {**row, "final": int(kind != "validation")}) for kind in ("validation", "final_validation") for row in run.past.get(kind, [])]
+        past = [("train", row) if kind == "train" else ("validate", {**row, "final": int(kind != "validation")}) for kind, row in past_rows(run)]
         for kind, row in sorted(past, key=lambda entry: (entry[1]["step"], entry[1].get("final", 0))):
             if row["step"] > newest[kind]:
                 self._tables[kind].add(row)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo, samples_by_step
+from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 # Metrics are sent in groups: each group is a transaction.
 _SECONDS = 5.0
@@ -18,7 +18,7 @@ _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
 _LONGEST_KEY = 250  # characters of a metric's name, by MLflow's own limit
 
 
-class MlflowTracker(Callback):
+class MlflowTracker(Tracker):
     """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again, one that it lacks is."""
 
     wants_pictures = True
@@ -45,19 +45,10 @@ class MlflowTracker(Callback):
         self._sent: dict[str, int] = {}
         self._waiting: list[Any] = []
         self._last = time.monotonic()
-        for kind in ("train", "validation", "final_validation"):
-            for row in run.past.get(kind, []):
-                self._log(kind, row)
+        for kind, row in past_rows(run):
+            self._log(kind, row)
         there = {artifact.path for artifact in self._client.list_artifacts(self._run, "samples")} if run.past.get("samples") else set()
         self.samples([row for row in run.past.get("samples", []) if _file(row["step"]) not in there])
-
-    def train(self, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
-        self._log("train", figures)
-
-    def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """See :class:`Callback`."""
-        self._log("final_validation" if final else "validation", figures)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
         """See :class:`Callback`."""

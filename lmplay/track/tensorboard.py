@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo, samples_by_step
+from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 
-class TensorBoardTracker(Callback):
+class TensorBoardTracker(Tracker):
     """Writes an event file under <out-dir>/tensorboard/NAME; a resume writes it anew up to its checkpoint, so that it never holds a step twice."""
 
     wants_pictures = True
@@ -30,18 +30,9 @@ class TensorBoardTracker(Callback):
         self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
         self._text("settings", json.dumps(run.settings, indent=2))
         self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
-        for kind in ("train", "validation", "final_validation"):
-            for row in run.past.get(kind, []):
-                self._scalars(kind, row)
+        for kind, row in past_rows(run):
+            self._log(kind, row)
         self.samples(run.past.get("samples", []))
-
-    def train(self, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
-        self._scalars("train", figures)
-
-    def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """See :class:`Callback`."""
-        self._scalars("final_validation" if final else "validation", figures)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
         """See :class:`Callback`."""
@@ -59,7 +50,7 @@ class TensorBoardTracker(Callback):
             self._add(Summary(value=[Summary.Value(tag=picture.stem, image=image)]))
         self._writer.close()
 
-    def _scalars(self, kind: str, figures: dict[str, Any]) -> None:
+    def _log(self, kind: str, figures: dict[str, Any]) -> None:
         """Write what was measured, by step; as doubles, so that the values are exactly those of the statistics."""
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto

@@ -6,10 +6,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .callback import Callback, RunInfo, samples_by_step
+from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 
-class WandbTracker(Callback):
+class WandbTracker(Tracker):
     """Logs to one run of project `lmplay`, which goes on over resumes.
 
     Online, a step that the server has is not sent again. Offline, what a killed run has written of itself cannot be trusted (the writer dies with it), so
@@ -32,19 +32,11 @@ class WandbTracker(Callback):
         # Of parts that have been synced by hand we know that they end at a checkpoint or later; the rest is sent.
         self._sent = run.step if synced else self._run.step - 1
         self._row: dict[str, Any] = {}
-        past = [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+        past = past_rows(run)
         past += [("samples", {"step": step, "text": text}) for step, text in samples_by_step(run.past.get("samples", [])).items()]
         for kind, row in sorted(past, key=lambda entry: entry[1]["step"]):
             if row["step"] > self._sent:
                 self._log(kind, row)
-
-    def train(self, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
-        self._log("train", figures)
-
-    def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """See :class:`Callback`."""
-        self._log("final_validation" if final else "validation", figures)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
         """See :class:`Callback`."""

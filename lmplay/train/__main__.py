@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
     """Answer what needs no torch; for the rest, import the engine."""
-    _check_pairs(settings)
     if settings.exp == "list":
         from ..exp import experiments
 
@@ -101,6 +101,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
 
 def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
     """Do what the flags ask for."""
+    say = partial(tell, stream=sys.stderr)  # standard output is for what a preview prints
     if settings.save_datasets:
         from ..data.save import save_sources
 
@@ -112,15 +113,16 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
         tell(describe(settings, plan))
         return 0
     if settings.check_plan:
-        from ..preview.check_plan import audit, show_audit
+        from ..preview.check_plan import check_plan
+        from ..preview.check_plan_text import to_text
 
-        found = audit(settings, plan, report)
-        tell(json.dumps(found, indent=2) if settings.json else show_audit(found))
+        found = check_plan(settings, plan, say)
+        tell(json.dumps(found, indent=2) if settings.json else to_text(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
         from ..preview.show import show
 
-        tell(show(settings, plan))
+        tell(show(settings, plan, say))
         return 0
     from ..track.opening import open_callbacks
 
@@ -131,7 +133,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
     run = open_run(settings, plan, report, interrupt, callbacks)
     if run is None:
         return 0
-    with run:
+    with run.closing:
         return train(run)
 
 
@@ -142,25 +144,6 @@ def _inspect(path: Path, as_json: bool) -> int:
     found = inspect(path)
     print(json.dumps(found, indent=2) if as_json else to_text(found))
     return 2 if found["checksum"] == "wrong" else 0
-
-
-def _check_pairs(settings: Settings) -> None:
-    """Refuse flags that contradict each other: two that each print something and end, --json where there is nothing to print, two sizes of a mini-batch."""
-    if settings.mini_batch_tokens and "mini_batch_size" in settings.explicit:
-        raise UserError("--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.")
-    if settings.activation_memory_budget < 1 and not settings.compile_model:
-        raise UserError(f"--activation-memory-budget {settings.activation_memory_budget:g}: is for compiled code; add --compile-model, or take "
-                        "--activation-checkpointing on.")
-    if settings.activation_memory_budget < 1 and settings.activation_checkpointing:
-        raise UserError("--activation-memory-budget and --activation-checkpointing together: each says what is computed again; give one.")
-    as_json = ("check_plan", "inspect", "show_samples", "show_batch")
-    looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *as_json) if getattr(settings, name)]
-    if len(looks) > 1:
-        raise UserError(f"{' and '.join(looks)} together: each of them prints something and ends; give one.")
-    if settings.quiet and settings.verbose:
-        raise UserError("--quiet and --verbose together: give one of them.")
-    if settings.json and not any(getattr(settings, name) for name in as_json):
-        raise UserError("--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.")
 
 
 def _check_names(settings: Settings, plan: Plan) -> None:

@@ -440,7 +440,7 @@ def test_saved_data_sets_are_read_when_the_hub_is_gone(server, tmp_path, plan):
     lines: list[str] = []
     save_sources(plan, tmp_path / "datasets", lines.append)
     assert [line for line in lines if "saved 200 rows in" in line] == [lines[3], lines[7]]
-    assert lines[0].startswith("o/plain: downloading 3 files, 0.0 MB")
+    assert lines[0].startswith("o/plain: downloading 3 files, 0.0 MiB")
     server.stop()
     hub._builder.cache_clear()
     for spec in plan:
@@ -498,7 +498,7 @@ def test_a_disk_that_is_full_or_too_small_is_one_clear_line(server, tmp_path, pl
             save_sources(plan, tmp_path / "datasets", print)
     with monkeypatch.context() as patch:
         patch.setattr(save.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5000))
-        with pytest.raises(UserError, match=r"^source o/plain: needs at least 0\.0 MB in .*, and 0\.0 MB are free"):
+        with pytest.raises(UserError, match=r"^source o/plain: needs at least 0\.0 MiB in .*, and 0\.0 MiB are free"):
             save_sources(plan, tmp_path / "datasets", print)
     assert server.asked(".parquet") == 0
     assert list((tmp_path / "datasets/saved").iterdir()) == []

@@ -1,24 +1,27 @@
 """`--compile-model`: the same results, code that is made once for all mini-batches, and runs that go on bit for bit."""
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 from helpers import TINY, compare_runs, sentences, trainer, write_plan, write_rows
 from torch import _dynamo
 
+from lmplay.data.collate import MiniBatch
 from lmplay.device.runtime import Runtime
 from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
-from lmplay.objectives.next_token import next_token
+from lmplay.objectives.next_token import NextToken
 from lmplay.plan.settings import Settings
 
 CONTEXT = 64
 
 
-def make(dropout=0.0, **options):
+def make(dropout=0.0, while_compiling=nullcontext, **options):
     torch.manual_seed(1)
     model = build_model(get_experiment("gpt2ish"), vocab_size=90, context_len=CONTEXT, num_blocks=2, embed_dim=16, num_heads=2, dropout=dropout)
     said = []
     runtime = Runtime(Settings(device="cpu", compile_model=True, compile_backend="aot_eager", mini_batch_size=8, **options))
-    return model, runtime, runtime.wrap(model, CONTEXT, said.append), said
+    return model, runtime, runtime.wrap(model, CONTEXT, said.append, while_compiling), said
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +34,7 @@ def judge(model, wrapped, rows, width, positions=slice(None, None, 3)):
     tokens = torch.randint(0, 90, (rows, width), generator=torch.Generator().manual_seed(rows * 100 + width))
     where = torch.arange(rows * width)[positions]
     model.zero_grad()
-    result = next_token(wrapped, tokens, where, tokens.flatten()[where], head=model.head)
+    result = NextToken().loss(wrapped, MiniBatch(tokens, where, tokens.flatten()[where], [], 0), model.head)
     if torch.is_grad_enabled():
         result.loss_sum.backward()
     return float(result.loss_sum), [None if one.grad is None else one.grad.clone() for one in model.parameters()]
@@ -86,6 +89,28 @@ def test_making_the_code_draws_no_random_numbers_and_leaves_no_gradient():
     again, same = judge(model, wrapped, 3, 24)
     assert first == again
     assert all(torch.equal(one, other) for one, other in zip(gradients, same, strict=True))
+
+
+def test_what_is_put_around_compiling_is_not_around_steps_and_may_end_it():
+    """A request to stop ends compilation at once; the next try starts anew."""
+    around = []
+
+    @contextmanager
+    def stopping():
+        around.append("begun")
+        if len(around) == 1:
+            raise KeyboardInterrupt
+        yield
+        around.append("done")
+
+    model, _, wrapped, said = make(while_compiling=stopping)
+    with pytest.raises(KeyboardInterrupt):
+        judge(model, wrapped, 2, 8)
+    assert not said
+    for _ in range(2):
+        judge(model, wrapped, 2, 8)
+        assert around == ["begun", "begun", "done"]
+        assert len(said) == 1
 
 
 def test_compiled_bfloat16_is_near_what_the_model_itself_gives():

@@ -32,9 +32,9 @@ def steady(monkeypatch):
     """A machine on which mini-batches of four pieces are the fastest, and how many pieces were timed; the steps are done nevertheless."""
     timed, seconds = [], budget._seconds
 
-    def pretend(run, mini_batch, alone):
-        seconds(run, mini_batch, alone)
-        count = mini_batch.n_slots // FULL
+    def pretend(run, objective, batch, alone):
+        seconds(run, objective, batch, alone)
+        count = batch.n_slots // FULL
         timed.append(count)
         return {1: 1.0, 2: 1.2, 4: 2.0}.get(count, 0.5 * count)
 
@@ -53,7 +53,7 @@ def train(capsys, out, *arguments, code=0, dropout=0.2):
 def test_it_ends_where_it_gets_no_faster_and_says_so(capsys, steady):
     text = train(capsys, "out", "--mini-batch-size", "auto")
     assert steady == [1, 2, 4, 8]
-    assert "mini-batches have room for 192 tokens, the fastest of 48 (48 tokens/s), 96 (80 tokens/s), 192 (96 tokens/s), 384 (96 tokens/s)\n" in text
+    assert "mini-batches of at most 192 tokens, the fastest of 48 (48 tokens/s), 96 (80 tokens/s), 192 (96 tokens/s), 384 (96 tokens/s)\n" in text
     assert load(Path("out", MODEL))["runner"]["state"]["room"]["tokens"] == 192
 
 
@@ -82,14 +82,14 @@ def test_measuring_leaves_no_trace(capsys, monkeypatch, steady, more):
     assert {line.split("room")[-1] for line in lines} == {": keys differ"}  # typed, nothing was found
 
 
-def test_a_run_that_goes_on_has_the_same_room_and_the_same_bits(capsys, steady):
+def test_a_run_that_goes_on_has_the_same_token_budget_and_the_same_bits(capsys, steady):
     train(capsys, "whole", "--mini-batch-size", "auto")
     text = train(capsys, "parts", "--mini-batch-size", "auto", "--max-steps", 2, code=75)
     assert "the fastest of" in text
     del steady[:]
     Path("parts", budget.FILE).unlink()
     text = train(capsys, "parts", "--mini-batch-size", "auto")
-    assert "mini-batches have room" not in text
+    assert "mini-batches of at most" not in text
     assert not steady
     assert compare_runs(Path("whole"), Path("parts")) == []
 
@@ -98,7 +98,7 @@ def test_what_was_found_is_remembered_as_long_as_nothing_it_depends_on_changes(c
     train(capsys, "out", "--mini-batch-size", "auto", "--max-steps", 1, code=75)
     del steady[:]
     text = train(capsys, "out", "--mini-batch-size", "auto", "--model", "second.lmp", "--lr", 0.1, "--max-steps", 1, code=75)
-    assert f"mini-batches have room for 192 tokens, as measured before (out/{budget.FILE})" in text
+    assert f"mini-batches of at most 192 tokens, as measured before (out/{budget.FILE})" in text
     assert not steady
     for changed in (["--amp"], ["--batch-size", 4], ["--activation-checkpointing", "on"], ["--pack", "off"], ["--optimizer", "sgd"]):
         train(capsys, "out", "--mini-batch-size", "auto", "--model", f"{changed[0][2:]}.lmp", "--max-steps", 1, *changed, code=75)
@@ -124,7 +124,7 @@ def test_stages_of_other_sizes_are_measured_by_themselves(capsys, steady):
     assert sorted(entry["tokens"] for entry in json.loads(Path("out", budget.FILE).read_text())) == [96, 144]
 
 
-def test_a_room_that_does_not_fit_ends_the_search(capsys, monkeypatch):
+def test_a_token_budget_that_does_not_fit_ends_the_search(capsys, monkeypatch):
     monkeypatch.setattr(budget, "GAIN", 0)  # whatever the clock says, larger is faster
     forward = GPT2ish.forward
 
@@ -135,7 +135,7 @@ def test_a_room_that_does_not_fit_ends_the_search(capsys, monkeypatch):
 
     monkeypatch.setattr(GPT2ish, "forward", limited)
     text = train(capsys, "out", "--mini-batch-size", "auto", "--max-steps", 1, code=75)
-    assert "mini-batches have room for 192 tokens" in text
+    assert "mini-batches of at most 192 tokens" in text
     assert "384" not in text
     assert "out of memory" not in text
 
@@ -147,7 +147,7 @@ def test_memory_that_would_run_out_on_a_cpu_is_not_asked_for(capsys, monkeypatch
     taken = iter([1100, 1300, 1500])
     monkeypatch.setattr(budget, "peak_memory", lambda device: next(taken))  # twice 500 are more than the share of what is left
     text = train(capsys, "out", "--mini-batch-size", "auto", "--max-steps", 1, code=75)
-    assert "mini-batches have room for 192 tokens" in text
+    assert "mini-batches of at most 192 tokens" in text
     assert next(taken, None) is None
 
 
@@ -162,7 +162,7 @@ def test_where_not_even_one_piece_fits_training_says_so(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("speeds", [{1: 10.0}, {1: 10.0, 2: 10.2}, {1: 10.0, 2: 12.0}, {1: 10.0, 2: 12.0, 4: 12.1}])
-def test_a_room_is_no_larger_than_it_has_to_be(speeds):
+def test_a_token_budget_is_no_larger_than_it_has_to_be(speeds):
     found = budget._fastest(speeds)
     assert speeds[found] * 1.05 > max(speeds.values())
     assert all(speeds[smaller] * 1.02 < speeds[found] for smaller in speeds if smaller < found)

@@ -86,11 +86,11 @@ def test_the_run_stops_before_the_update_and_names_the_rows(capsys):
 
 
 @pytest.mark.usefixtures("poison", "device")
-def test_a_batch_can_be_passed_over(capsys):
+def test_a_batch_can_be_skipped(capsys):
     make_plan([12, 29])
     text = train(capsys, "--on-nonfinite", "skip")
-    assert text.count("It is passed over, 1 in a row (at most 10)") == 2
-    assert "2 batches passed over" in text
+    assert text.count("It is skipped, 1 in a row (at most 10)") == 2
+    assert "2 batches skipped" in text
     stats = statistics()
     assert stats["totals"]["skipped_batches"] == 2
     assert stats["totals"]["total_train_samples"] == 50
@@ -118,13 +118,13 @@ def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(ca
 
 
 @pytest.mark.usefixtures("poison", "device")
-def test_so_many_batches_in_a_row_and_no_more(capsys, monkeypatch):
+def test_ten_batches_in_a_row_and_no_more(capsys, monkeypatch):
     make_plan(range(30))
     monkeypatch.setattr(nonfinite, "MOST_SKIPPED", 3)
     text = train(capsys, "--on-nonfinite", "skip", "--save-interval", 10, code=1)
-    assert text.count("It is passed over") == 3
+    assert text.count("It is skipped") == 3
     assert "step 4: the loss (nan)" in text
-    assert "3 batches before it were passed over, too" in text
+    assert "3 batches before it were skipped, too" in text
 
 
 @pytest.mark.usefixtures("poison", "device")
@@ -176,7 +176,7 @@ def test_overflows_without_end_stop_the_run(capsys, monkeypatch):
 def memory(monkeypatch):
     """A device with room for so many pieces at once, and how many it was given; what is measured before does not count."""
     forward, given = GPT2ish.forward, []
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
 
     def limited(most, error=OUT_OF_MEMORY):
         def attempt(self, tokens):
@@ -228,7 +228,7 @@ def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
         return hidden
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
     train(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
     assert given[:5] == [12, 6, 6, 3, 3]
     assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())
@@ -257,7 +257,7 @@ def test_validation_halves_too(capsys, memory, monkeypatch):
         return forward(self, tokens)
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    monkeypatch.setattr(budget, "measure", lambda run, stage, joined: {94: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {94: 1.0})
     assert "out of memory with 94 tokens in a mini-batch: from here on 47;" in train(capsys, "--mini-batch-size", "auto", "--validation-interval", 4)
     assert training[-1] is False
     assert training.count(True) > 25  # dropout is back after the validation that failed

@@ -51,7 +51,7 @@ def patched() -> None:
     step = stage.StageRunner.step
 
     def logged(self, batch):
-        number = self.run.runner.stats.totals["total_train_steps"]
+        number = self.run.record.stats.totals["total_train_steps"]
         result = step(self, batch)
         if result is not None:
             with open(os.environ["SAMPLES_LOG"], "a") as file:
@@ -192,13 +192,15 @@ def test_in_slices(untouched, here, tmp_path, capsys, flag, limit):
 
 @pytest.mark.slow
 def test_in_the_middle_of_validations(untouched, here, tmp_path, capsys, monkeypatch):
-    from lmplay.engine import evaluate
+    from lmplay.objectives.next_token import NextToken
 
-    original, dice, due = evaluate.next_token, random.Random(2), []
+    original, dice, due = NextToken.loss, random.Random(2), []
     left = apart = 3
 
     def judged(*arguments, **options):
         nonlocal left, apart
+        if torch.is_grad_enabled():
+            return original(*arguments, **options)
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -206,7 +208,7 @@ def test_in_the_middle_of_validations(untouched, here, tmp_path, capsys, monkeyp
             left = dice.randint(2, int(apart))
         return original(*arguments, **options)
 
-    monkeypatch.setattr(evaluate, "next_token", judged)
+    monkeypatch.setattr(NextToken, "loss", judged)
     codes = []
     while not codes or codes[-1] != 0:
         assert len(codes) < 30
@@ -219,18 +221,18 @@ def test_in_the_middle_of_validations(untouched, here, tmp_path, capsys, monkeyp
 
 @pytest.mark.slow
 def test_while_saving(untouched, here, tmp_path, capsys, monkeypatch):
-    from lmplay.engine import loop
+    from lmplay.engine import save
 
-    original, count = loop.try_to_write_stats, 0
+    original, count = save.try_to_write_stats, 0
 
-    def write(run):
+    def write(run, record):
         nonlocal count
         count += 1
         if count % 2 == 1:
             os.kill(os.getpid(), signal.SIGUSR2)
-        original(run)
+        original(run, record)
 
-    monkeypatch.setattr(loop, "try_to_write_stats", write)
+    monkeypatch.setattr(save, "try_to_write_stats", write)
     codes = go_on_until_done(here)
     assert set(codes) <= {75}
     assert len(codes) > 1

@@ -8,16 +8,16 @@ import torch
 from helpers import differences as compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import step_on
 from torch.nn import functional
 
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
-from lmplay.device.runtime import Runtime, random_state, restore_random_state, seed_everything
-from lmplay.engine.step import train_step
+from lmplay.device.runtime import Runtime
 from lmplay.errors import TrainingError
 from lmplay.exp import build_model, get_experiment
-from lmplay.optim.optimizers import OPTIMIZERS, build_optimizer
+from lmplay.optim.optimizers import OPTIMIZERS, build_optimizers
 from lmplay.plan.settings import Settings
 from lmplay.tokenizer import load_tokenizer
 
@@ -35,13 +35,11 @@ def make_pieces(lengths):
     return [piece for i, length in enumerate(lengths) for piece in cutter.cut(Sample("title\n\n" if i % 2 else "", "abcde. " * length, row=i))]
 
 
-def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, room=0, joined=False, **options):
+def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, token_budget=0, packed=False, **options):
     model = make_model()
-    optimizer = build_optimizer("sgd", model, 1.0)
-    mini_batches = collate(pieces, mini_batch_size, (runtime or Runtime(CPU)).length_multiple, 63, room, joined)
-    result = train_step(model, wrap(model), optimizer, runtime or Runtime(CPU), mini_batches, grad_clip=options.pop("grad_clip", 0), watch=range(4),
-                        interrupted=lambda: False, **options)
-    return model, result
+    optimizer = build_optimizers("sgd", model, 1.0)
+    mini_batches = collate(pieces, mini_batch_size, (runtime or Runtime(CPU)).length_multiple, 63, token_budget, packed)
+    return model, step_on(model, optimizer, runtime or Runtime(CPU), mini_batches, wrap=wrap, **options)
 
 
 def reference(pieces):
@@ -60,11 +58,10 @@ def reference(pieces):
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 10), st.just(0) | st.integers(1, 300), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_mini_batches_do_not_matter(lengths, mini_batch_size, room, joined):
+def test_mini_batches_do_not_matter(lengths, mini_batch_size, token_budget, packed):
     pieces = make_pieces(lengths)
     expected_loss, expected = reference(pieces)
-    model, result = do_step(pieces, mini_batch_size, room=room, joined=joined)
-    assert result.padding == 0 or not joined
+    model, result = do_step(pieces, mini_batch_size, token_budget=token_budget, packed=packed)
     assert float(result.loss_sum) == pytest.approx(expected_loss, rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].float(), rtol=1e-3, atol=1e-5)
@@ -103,15 +100,14 @@ def test_an_interrupted_step_changes_nothing():
     model = make_model()
     before = [parameter.clone() for parameter in model.parameters()]
     calls = iter([False, False, True])
-    result = train_step(model, model, build_optimizer("adamw", model, 0.1), Runtime(CPU), collate(make_pieces([3] * 6), 2), grad_clip=0, watch=range(4),
-                        interrupted=lambda: next(calls))
+    result = step_on(model, build_optimizers("adamw", model, 0.1), Runtime(CPU), collate(make_pieces([3] * 6), 2), interrupted=lambda: next(calls))
     assert result is None
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def memory_of(model, optimizer):
     """All that a step may change, as copies."""
-    state = optimizer.state_dict()["state"]
+    state = optimizer.state_dict()["main"]["state"]
     return copy.deepcopy([model.state_dict(), state])
 
 
@@ -122,10 +118,10 @@ def test_numbers_that_are_not_finite_reach_neither_weights_nor_optimizer(kind, f
     """Also as on a GPU, where only the device knows; a step with poison is as if it had not been, whether it is the first or not."""
     model, runtime = make_model(), Runtime(CPU)
     runtime.asynchronous = asynchronous
-    optimizer = build_optimizer(kind, model, 0.1)
+    optimizer = build_optimizers(kind, model, 0.1)
 
     def step(lengths=(3, 2)):
-        return train_step(model, model, optimizer, runtime, collate(make_pieces(lengths), 1), grad_clip=1, watch=range(0), interrupted=lambda: False)
+        return step_on(model, optimizer, runtime, collate(make_pieces(lengths), 1), grad_clip=1, accuracy_pieces=range(0))
 
     if not first:
         step()
@@ -139,7 +135,7 @@ def test_numbers_that_are_not_finite_reach_neither_weights_nor_optimizer(kind, f
     step()
     assert compare(memory_of(model, optimizer), before)
     untouched, other = model, make_model()
-    model, optimizer = other, build_optimizer(kind, other, 0.1)
+    model, optimizer = other, build_optimizers(kind, other, 0.1)
     for _ in range(1 if first else 2):
         step()
     assert not compare(list(untouched.state_dict().values()), list(model.state_dict().values()))
@@ -149,11 +145,11 @@ def test_the_device_is_not_waited_for_once_the_optimizer_has_its_state(monkeypat
     runtime = Runtime(CPU)
     runtime.asynchronous = True
     model = make_model()
-    optimizer = build_optimizer("adamw", model, 0.1)
+    optimizer = build_optimizers("adamw", model, 0.1)
     mini_batches = collate(make_pieces([3, 2]), 1)
 
     def step():
-        return train_step(model, model, optimizer, runtime, mini_batches, grad_clip=1, watch=range(0), interrupted=lambda: False, sources=[0, 1])
+        return step_on(model, optimizer, runtime, mini_batches, grad_clip=1, accuracy_pieces=range(0), sources=[0, 1])
 
     step()
     before = memory_of(model, optimizer)
@@ -172,12 +168,12 @@ def test_a_gradient_that_overflows_only_lowers_the_scale():
     model, runtime = make_model(), Runtime(CPU)
     runtime.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model.final_norm.weight.register_hook(lambda gradient: gradient * (math.inf if runtime.scaler.get_scale() > 200 else 1.0))
-    optimizer = build_optimizer("adamw", model, 0.1)
+    optimizer = build_optimizers("adamw", model, 0.1)
     before = memory_of(model, optimizer)[0]
     norms = []
     while not norms or not math.isfinite(norms[-1]):
         assert not compare(memory_of(model, optimizer)[0], before)
-        result = train_step(model, model, optimizer, runtime, collate(make_pieces([8] * 6), 2), grad_clip=0, watch=range(0), interrupted=lambda: False)
+        result = step_on(model, optimizer, runtime, collate(make_pieces([8] * 6), 2), grad_clip=0, accuracy_pieces=range(0))
         assert math.isfinite(float(result.loss_sum))
         norms.append(float(result.grad_norm))
     assert len(norms) == 4  # 1024, 512, 256, 128
@@ -186,12 +182,12 @@ def test_a_gradient_that_overflows_only_lowers_the_scale():
 
 def test_a_batch_with_nothing_to_learn_changes_nothing():
     model = make_model()
-    optimizer = build_optimizer("adamw", model, 0.1)
+    optimizer = build_optimizers("adamw", model, 0.1)
     before = memory_of(model, optimizer)
     [mini_batch] = collate(make_pieces([3, 2]), 2)
     none = torch.empty(0, dtype=torch.int64)
     empty = dataclasses.replace(mini_batch, positions_N=none, targets_N=none, rows=[(0, slice(0, 0)), (1, slice(0, 0))])
-    result = train_step(model, model, optimizer, Runtime(CPU), [empty], grad_clip=1, watch=range(4), interrupted=lambda: False, sources=[0, 1])
+    result = step_on(model, optimizer, Runtime(CPU), [empty], grad_clip=1, sources=[0, 1])
     assert (float(result.loss_sum), float(result.grad_norm), result.source_sums.tolist()) == (0, 0, [0, 0])
     assert not compare(memory_of(model, optimizer), before)
 
@@ -211,14 +207,14 @@ def test_losses_are_told_apart_by_source(lengths_and_sources, mini_batch_size):
 
 def test_an_optimizer_without_memory_for_its_state_says_so(monkeypatch):
     model = make_model()
-    optimizer = build_optimizer("adamw", model, 0.1)
+    optimizer = build_optimizers("adamw", model, 0.1)
 
     def fail(*_):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(optimizer, "step", fail)
+    monkeypatch.setattr(optimizer.members["main"], "step", fail)
     with pytest.raises(TrainingError, match="optimizer's state"):
-        train_step(model, model, optimizer, Runtime(CPU), collate(make_pieces([3]), 1), grad_clip=1, watch=range(0), interrupted=lambda: False)
+        step_on(model, optimizer, Runtime(CPU), collate(make_pieces([3]), 1), grad_clip=1, accuracy_pieces=range(0))
 
 
 def test_mixed_precision_is_near_full():
@@ -229,20 +225,3 @@ def test_mixed_precision_is_near_full():
     _, mixed = do_step(pieces, 2, runtime)
     assert float(mixed.loss_sum) == pytest.approx(float(full.loss_sum), rel=0.01)
     assert float(mixed.loss_sum) != float(full.loss_sum)
-
-
-def test_random_states_come_back():
-    import random
-
-    import numpy as np
-
-    def draw():
-        return random.random(), np.random.rand(), np.random.randn(), torch.rand(3).tolist(), random.gauss(0, 1)
-
-    seed_everything(5)
-    draw()
-    state = random_state()
-    first = draw()
-    draw()
-    restore_random_state(state)
-    assert draw() == first

@@ -234,10 +234,10 @@ def test_a_stop_between_two_stages_is_told_as_any_other(corpus, capsys, monkeypa
 
     original = loop.StageRunner
 
-    def begin(run, stage, state):
-        if stage.name == "two" and not run.began_at:
+    def begin(run, stage):
+        if stage.stage.name == "two" and not run.began_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(run, stage, state)
+        return original(run, stage)
 
     monkeypatch.setattr(loop, "StageRunner", begin)
     text = train(capsys, code=143)

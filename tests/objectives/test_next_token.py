@@ -13,8 +13,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmplay.data.collate import MiniBatch
+from lmplay.objectives.base import Result
 from lmplay.objectives.linear_cross_entropy import find_largest
-from lmplay.objectives.next_token import Result, next_token
+from lmplay.objectives.next_token import CHUNK, NextToken
+
+
+def next_token(model: nn.Module, tokens: Tensor, positions: Tensor, targets: Tensor, head: nn.Module | None = None, chunk: int = CHUNK) -> Result:
+    """The objective on plain tensors."""
+    return NextToken(chunk).loss(model, MiniBatch(tokens, positions, targets, [], 0), head or model.get_submodule("head"))
 
 
 class Toy(nn.Module):
@@ -75,7 +82,7 @@ def test_agrees_with_plain_float64(head: str, vocab: int, width: int, truths: in
     reference = copy.deepcopy(model).double()
     result = next_token(model, *batch, chunk=chunk)
     expected, _ = plain(reference, batch)
-    assert result.count == truths
+    assert len(result.losses_N) == truths
     assert result.loss_sum.dtype == torch.float32
     torch.testing.assert_close(result.loss_sum.double(), expected, rtol=1e-5, atol=1e-4)
     (result.loss_sum * scale).backward()
@@ -223,7 +230,7 @@ def test_float16_with_a_grad_scaler(head: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with torch.autocast("cpu", dtype=torch.float16):
         result = next_token(model, *batch, chunk=16)
-    scaler.scale(result.loss_sum / result.count).backward()
+    scaler.scale(result.loss_sum / len(result.losses_N)).backward()
     scaler.unscale_(optimizer)
     (plain(reference, batch)[0] / 60).backward()
     assert_same_gradients(model, reference, 1e-2)
@@ -256,7 +263,7 @@ def test_frozen_parts(head: str, frozen: str) -> None:
 def test_no_truth_gives_zero_loss_and_zero_gradients(head: str) -> None:
     model, batch = problem(head=head, truths=0)
     result = next_token(model, *batch)
-    assert (result.loss_sum.item(), result.count, result.predictions_N.shape) == (0, 0, (0,))
+    assert (result.loss_sum.item(), len(result.losses_N), result.predictions_N.shape) == (0, 0, (0,))
     result.loss_sum.backward()
     assert all(gradient is not None and not gradient.any() for gradient in gradients(model).values())
 

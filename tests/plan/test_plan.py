@@ -340,8 +340,8 @@ def test_a_built_in_plan_is_found_from_anywhere(tmp_path, monkeypatch):
 
 def test_built_in_plans_are_found_in_an_installed_package(tmp_path):
     shutil.copytree(ROOT / "lmplay" / "plan", tmp_path / "lmplay" / "plan")
-    for name in ("__init__.py", "errors.py", "files.py", "paths.py", "plugins.py"):
-        shutil.copy(ROOT / "lmplay" / name, tmp_path / "lmplay" / name)
+    for file in (ROOT / "lmplay").glob("*.py"):
+        shutil.copy(file, tmp_path / "lmplay" / file.name)
     shutil.copytree(ROOT / "plans", tmp_path / "lmplay" / "plans")
     code = "from lmplay.plan.load import load_plan, list_plans; print(load_plan('wikitext').stages[0].name, len(list_plans()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)

@@ -328,7 +328,8 @@ def test_two_files_of_the_same_curve_are_both_named(tmp_path, capsys):
 
 
 def test_it_reads_what_the_trainer_writes(tmp_path):
-    from lmplay.stats.histories import ModelStats, write_stats
+    from lmplay.stats.totals import ModelStats
+    from lmplay.stats.writing import write_stats
 
     stats = ModelStats()
     for step in range(1, 4):
@@ -504,7 +505,7 @@ def test_where_tokens_differ_bits_per_byte_are_compared_and_the_title_warns(tmp_
     assert plot(capsys, tmp_path, "--x", "samples")[0] == 0
     compared = [(panels, title) for panels, title in unpainted if "models" in title[0]]
     assert [len(panels) for panels, _ in compared] == [2, 2, rows, rows]  # training says nothing of bytes
-    assert {panels[0].y_name for panels, _ in compared[2:]} == {"bits_per_byte" if rows == 3 else "loss"}
+    assert {panels[0].figure.name for panels, _ in compared[2:]} == {"bits_per_byte" if rows == 3 else "loss"}
     assert all(len(title) == rows - 1 for _, title in compared)
 
 
@@ -533,7 +534,7 @@ def test_saves_and_batches_passed_over_are_marked(tmp_path):
 
     edit(path, change)
     figure = draw_curve(read_curve(path), None, ["samples"], None)
-    assert {"saved", "resumed", "batch passed over"} <= set(words_in(figure))
+    assert {"saved", "resumed", "batch skipped"} <= set(words_in(figure))
     marks = {line.get_marker(): line.get_xdata().tolist() for line in figure.axes[0].lines if line.get_marker() in ("|", "^", "x")}
     assert marks == {"|": [100, 200, 300, 400, 500], "^": [1000], "x": [200, 500]}
     edit(path, lambda content: change(content, 100))

@@ -91,7 +91,7 @@ def cells(row):
 def test_the_tables_say_what_happened(report):
     text = report.read_text()
     events = [cells(row) for row in rows_of(text, "<h2>Events</h2>")]
-    assert [row[:3] for row in events[:4]] == [["first", "resumed", "8"], ["first", "batch passed over", "28"], ["first", "saved, first of 100", "1"],
+    assert [row[:3] for row in events[:4]] == [["first", "resumed", "8"], ["first", "batch skipped", "28"], ["first", "saved, first of 100", "1"],
                                                ["first", "saved, last of 100", "100"]]
     assert events[1][3:] == ["700", "0.7s"]
     stages = [cells(row) for row in rows_of(text, "<h3>Stages</h3>")]
@@ -126,7 +126,7 @@ def test_theme_baseline_and_marks_are_in_the_data(tmp_path):
     data = json.loads(Page((tmp_path / "r.html").read_text()).data)
     assert (data["theme"], data["baseline"]) == ("dark", "b")
     assert data["runs"][0]["marks"] == {"resumed": [{"samples": 8, "tokens": 200, "seconds": 0.2}], "saved": [],
-                                        "passed over": [{"samples": 28, "tokens": 700, "seconds": pytest.approx(0.7)}]}
+                                        "skipped": [{"samples": 28, "tokens": 700, "seconds": pytest.approx(0.7)}]}
 
 
 def test_a_long_history_stays_small(tmp_path):

@@ -91,7 +91,25 @@ def test_the_first_sample_of_each_source_is_as_the_model_sees_it(capsys, plan, t
     assert "more pieces" in text
 
 
-def test_what_is_wrong_is_refused(capsys, tmp_path):
-    plan = write_plan(tmp_path, {"a": {"dataset": "missing.jsonl"}})
-    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 2
-    assert "missing.jsonl" in capsys.readouterr().err
+def test_all_stages_are_checked_from_their_beginning_also_of_a_plan_that_is_done(capsys, plan, tmp_path):
+    new = check(capsys, plan, tmp_path / "out")
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--batch-size", "7", "--validation-interval", "0"]) == 0
+    capsys.readouterr()
+    done = check(capsys, plan, tmp_path / "out")
+    timed = {"seconds", "peak_memory_bytes"}
+    assert [{name: stage[name] for name in stage.keys() - timed} for stage in done["stages"]] == [
+        {name: stage[name] for name in stage.keys() - timed} for stage in new["stages"]]
+    assert done.keys() == new.keys()
+
+
+@pytest.mark.parametrize(("stages", "flags", "words"), [
+    ({"a": {"dataset": "missing.jsonl"}}, [], "missing.jsonl"),
+    ({"a": {"dataset": "a.jsonl"}, "b": {"dataset": "a.jsonl", "freeze": ["block.*"]}}, [], "stage 'b': freeze 'block.*': matches no parameter"),
+    ({"a": {"dataset": "a.jsonl"}}, ["--resume", "nowhere.lmp"], "--resume nowhere.lmp: there is no file"),
+    ({"a": {"dataset": "a.jsonl"}}, ["--embed-dim", "15"], "--embed-dim 15, --num-heads 2")])
+def test_what_training_refuses_is_refused(capsys, tmp_path, stages, flags, words):
+    write_rows(tmp_path / "a.jsonl", [{"text": sentences(3)}] * 20)
+    arguments = [*TINY, "--training-plan", str(write_plan(tmp_path, stages)), "--out-dir", str(tmp_path / "out"), *flags]
+    for also in (["--check-plan"], []):
+        assert main([*arguments, *also]) == 2
+        assert words in capsys.readouterr().err

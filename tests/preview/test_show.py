@@ -188,6 +188,16 @@ def test_what_is_shown_is_of_the_newest_whole_state(folder, capsys, monkeypatch)
     assert look(capsys, "--check-plan")[0] == 0
 
 
+def test_what_is_shown_is_of_the_state_that_is_resumed(folder, capsys, monkeypatch):
+    other = ["--model", "other.lmp", "--resume", "out_gpt/gpt2ish_model.lmp"]
+    trained = train_and_record(monkeypatch, "--seed", "5")
+    assert shown(look_json(capsys, "--show-batch", 3, *other)) == trained[2]
+    assert shown(look_json(capsys, "--show-batch", 3, *other[:2])) != trained[2]  # a new model's
+    code, complaint = look(capsys, "--show-batch", 3, "--resume", "nowhere.lmp")
+    assert code == 2
+    assert "--resume nowhere.lmp: there is no file" in complaint
+
+
 def test_data_that_has_changed_is_not_what_was_trained_on(folder, capsys, monkeypatch):
     train_and_record(monkeypatch)
     rows = [json.loads(line) for line in (folder / "chats.jsonl").read_text().splitlines()]
@@ -195,7 +205,11 @@ def test_data_that_has_changed_is_not_what_was_trained_on(folder, capsys, monkey
     code, complaint = look(capsys, "--show-batch", 1)
     assert code == 2
     assert "stage 'first': the data of chats.jsonl (chats.jsonl has changed; 20 rows before, 20 now) has changed since the checkpoint" in complaint
-    assert look(capsys, "--show-batch", 1, "--accept-changed-data")[0] == 0
+    capsys.readouterr()
+    assert main([*SMALL, "--show-batch", "1", "--accept-changed-data", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["batch"] == 1
+    assert "accepted: stage 'first': the data of chats.jsonl" in printed.err
     assert look(capsys, "--show-batch", "second:1")[0] == 0  # which does not read it
     code, complaint = look(capsys, "--show-batch", "second:1", "--seed", 3)
     assert code == 2

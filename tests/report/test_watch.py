@@ -172,7 +172,7 @@ def test_mlflow_over_a_kill_and_a_stop(folder):
 @pytest.mark.slow
 def test_wandb_over_a_kill_and_a_stop(folder):
     pytest.importorskip("wandb")
-    from test_track import wandb_history
+    from wandb_file import wandb_history
 
     interrupted("wandb")
     found = {kind: {} for kind in ("train", "validation", "final_validation")}

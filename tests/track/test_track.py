@@ -1,7 +1,6 @@
 """Trackers: what they hold is what they were told, over interruptions, and they never stop training."""
 import csv
 import glob
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from wandb_file import wandb_history
 
 from lmplay.errors import UserError
 from lmplay.track.background import Background
@@ -125,36 +125,6 @@ def test_mlflow_holds_every_step_once(tmp_path, monkeypatch):
     texts = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "samples")}
     assert texts == {f"samples/step_{step:09}.txt" for step in range(5, 31, 5)}
     assert Path(client.download_artifacts(run.info.run_id, "samples/step_000000015.txt")).read_text() == samples_by_step(written(15))[15]
-
-
-def log_records(data: bytes):
-    """Read a log of LevelDB, which wandb's files are after 7 bytes of their own: blocks of 32 KiB with records of checksum, length and kind."""
-    place, parts = 7, b""
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-            continue
-        length, kind = int.from_bytes(data[place + 4:place + 6], "little"), data[place + 6]
-        parts += data[place + 7:place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # the whole of a record, or its end
-            yield parts
-            parts = b""
-
-
-def wandb_history(folder: Path) -> dict[str, list]:
-    """Read what the offline runs of a folder hold: (step, value) by key."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    found: dict[str, list] = {}
-    for path in sorted(glob.glob(str(folder / "wandb" / "offline-run-*" / "*.wandb"))):
-        for data in log_records(Path(path).read_bytes()):
-            record = Record.FromString(data)
-            if record.WhichOneof("record_type") == "history":
-                row = {"".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-                for key, value in row.items():
-                    found.setdefault(key, []).append((row["step"] if "step" in row else row["_step"], value))
-    return found
 
 
 @pytest.mark.slow

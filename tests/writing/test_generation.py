@@ -158,7 +158,8 @@ def test_a_prompt_can_be_piped_in(capsys, trained, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--model", "missing.lmp"], "no such file"), (["--out-dir", "/nowhere"], "--model"), (["--top-p", "2", "--samples", "0"], "--top-p 2.0"),
-    (["--temprature", "2"], "unrecognized"), (["--prompt", "a", "--prompts", "b"], "one of them"), (["--prompts", "missing.txt"], "cannot be read")])
+    (["--temprature", "2"], "Did you mean '--temperature'?"),
+    (["--prompt", "a", "--prompts", "b"], "one of them"), (["--prompts", "missing.txt"], "cannot be read")])
 def test_what_is_wrong_is_said_in_a_line(capsys, arguments, words):
     code, out, err = run(capsys, *(arguments if "--prompts" in arguments or "--prompt" in arguments else [*arguments, "--prompt", "a"]))
     assert (code, out) == (2, "")

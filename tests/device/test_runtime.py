@@ -1,14 +1,10 @@
-"""Flags that change how fast a run is and how much memory it takes, and not its result."""
-import os
-import subprocess
-import sys
+"""Flags of packing, mini-batches and precision: they change how fast a run is and how much memory it takes, and not its result."""
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ENVIRONMENT, TINY, load, sentences, write_plan, write_rows
+from helpers import TINY, load, sentences, write_plan, write_rows
 
-from lmplay.device import runtime
 from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.train.__main__ import main
 
@@ -78,35 +74,3 @@ def test_the_precision_of_matrix_products_is_set(train):
     assert torch.get_float32_matmul_precision() == "medium"
     train()
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_the_allocator_is_tuned_unless_it_shall_not_be(train, monkeypatch):
-    calls = []
-    monkeypatch.setattr(runtime, "keep_freed_memory", lambda: calls.append(1))
-    train()
-    assert calls
-    del calls[:]
-    train("--no-tune-allocator")
-    assert not calls
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="glibc")
-def test_freed_memory_is_used_again():
-    """A large block that has been freed and is taken anew costs no page faults; where the user has said what glibc shall do, it does that."""
-    program = """
-import resource, sys
-import torch
-from lmplay.device.allocator import keep_freed_memory
-keep_freed_memory()
-for _ in range(20):
-    torch.ones(16 << 20)  # until the heap has room for a block of this alignment
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    torch.ones(16 << 20)  # 64 MiB: 16384 pages
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-    def faults(**more):
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**ENVIRONMENT, **more}, check=True)
-        return int(done.stdout)
-
-    assert faults() < 1000 < faults(MALLOC_TRIM_THRESHOLD_="131072")

@@ -1,0 +1,126 @@
+"""The batches of a stage with their mini-batches, made ahead of the step in a thread of their own.  Engine floor."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..data.batcher import Batch, Batcher
+from ..data.collate import MiniBatch, collate
+from ..data.continuation import Piece
+from ..data.prefetch import Prefetch
+from ..data.samples import Sample
+from ..data.workers import Workers
+from .run import OpenStage
+
+# Word accuracy in training is measured on the first pieces of each batch: cheap, and enough for a curve.
+ACCURACY_PIECES = 4
+# Batches made ahead of the step: enough to even out short and long ones.
+_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How pieces are put into mini-batches."""
+
+    mini_batch_size: int
+    """Pieces; counts where there is no token budget."""
+    multiple: int
+    """Padded lengths are rounded up to a multiple of this."""
+    context_len: int
+    packed: bool
+    """One piece behind the other, without padding."""
+
+    def mini_batches(self, pieces: Sequence[Piece], token_budget: int) -> list[MiniBatch]:
+        """Make mini-batches of pieces: of at most so many tokens, 0 = by pieces."""
+        return collate(pieces, self.mini_batch_size, self.multiple, self.context_len, token_budget, self.packed)
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """A batch as a step takes it."""
+
+    batch: Batch
+    mini_batches: list[MiniBatch]
+    token_budget: int
+    """Most tokens of a mini-batch; 0 = they go by pieces."""
+    sources: list[int]
+    """The number of the source of each piece; empty where sources are not told apart."""
+    accuracy_pieces: range
+    """Numbers of the pieces on which word accuracy is measured."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens that the model reads of the longest piece."""
+        return max(len(piece.tokens) for piece in self.batch.pieces) - 1
+
+    @property
+    def n_slots(self) -> int:
+        """The positions of all mini-batches, padding included."""
+        return sum(mini_batch.n_slots for mini_batch in self.mini_batches)
+
+    @property
+    def n_padding(self) -> int:
+        """How many of these are padding."""
+        return sum(mini_batch.n_padding for mini_batch in self.mini_batches)
+
+    def regrouped(self, token_budget: int, grouping: Grouping) -> TrainBatch:
+        """Give the batch with mini-batches of another token budget."""
+        if token_budget == self.token_budget:
+            return self
+        return replace(self, mini_batches=grouping.mini_batches(self.batch.pieces, token_budget), token_budget=token_budget)
+
+
+@dataclass(frozen=True)
+class End:
+    """What is known at the end of the samples: their position, and how many after the last batch had no token."""
+
+    reached: dict[str, Any]
+    empty: int
+
+
+class Batches:
+    """Gives a stage's batches from where its state says."""
+
+    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int):
+        """
+        :param prepare: makes the pieces of a sample.
+        :param token_budget: asked for each batch when it is made.
+        :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
+        """
+        self.stream = stage.data.open_samples()
+        self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
+        self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
+        self._told_apart = len(stage.data.sources) > 1
+        self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
+        self.start, self.close = self._prefetch.start, self._prefetch.close
+        self.end: End | None = None
+
+    def next(self, stop_waiting: Callable[[], bool]) -> TrainBatch | None:
+        """Give the next batch; None at the end, which :attr:`end` says then, or when told to stop waiting.
+
+        :param stop_waiting: asked now and then while the batch isn't there.
+        """
+        made = self._prefetch.next(stop_waiting)
+        if isinstance(made, End):
+            self.end = made
+            return None
+        return made
+
+    def _make(self, halted: Callable[[], bool]) -> Iterator[TrainBatch | End]:
+        """Make the batches, beside training and validation.
+
+        What is shared with them is only read: sources, tokenizer and cutter; no random numbers are drawn.
+        """
+        with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
+            batcher = Batcher(self.stream, self._prepare, self._stage.settings.batch_size, self._stage.stage.tokens,
+                              cutting=workers.cut if workers else None, halted=halted)
+            if self._position is not None:
+                batcher.restore(self._position)
+            while (batch := batcher.next()) is not None:
+                budget = self._token_budget()
+                sources = [piece.sample.source for piece in batch.pieces] if self._told_apart else []
+                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, range(ACCURACY_PIECES))
+            yield End(batcher.reached, batcher.empty)
+

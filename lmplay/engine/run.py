@@ -1,0 +1,93 @@
+"""A run as plain data: what :mod:`.opening` has opened and :mod:`.loop` trains.  Engine floor."""
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.saver import Saver
+from ..component import Component
+from ..data.stage import StageData
+from ..device.model import DeviceModel
+from ..device.runtime import Runtime
+from ..objectives.base import Objective
+from ..plan.curriculum import Curriculum, StageState
+from ..plan.schema import Stage
+from ..plan.settings import Settings, StageSettings
+from ..report.callbacks import Notifier
+from ..report.completions import CompletionWriter
+from ..report.report import Report
+from ..stats.run_record import RunRecord
+from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .interrupt import Interrupt
+
+
+@dataclass(frozen=True)
+class OpenStage:
+    """A stage that is left to do: as the plan has it, how far it has been done, what holds for it, and its open sources."""
+
+    stage: Stage
+    state: StageState
+    settings: StageSettings
+    data: StageData
+    objective: Objective
+
+
+@dataclass
+class Run:
+    """All that training works on."""
+
+    settings: Settings
+    path: Path
+    """The model file; its stem is the run's name."""
+    stages: dict[str, OpenStage]
+    """Those that are left, in order."""
+
+    curriculum: Curriculum
+    model: ModelComponent
+    runner: RunnerComponent
+    optimizers: OptimizersComponent
+    lr_schedulers: LrSchedulersComponent
+
+    device_model: DeviceModel
+    report: Report
+    notifier: Notifier
+    interrupt: Interrupt
+    completions: CompletionWriter
+    saver: Saver
+    changes: list[str]
+    """What is not as it was at the checkpoint."""
+    began_at: Counter[str] = field(default_factory=Counter)
+    """The totals at the checkpoint."""
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What has to be ended with the run, however it ends."""
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """The five parts of a checkpoint, in order."""
+        return self.curriculum, self.model, self.runner, self.optimizers, self.lr_schedulers
+
+    @property
+    def runtime(self) -> Runtime:
+        """Device, precision, ranks."""
+        return self.device_model.runtime
+
+    @property
+    def record(self) -> RunRecord:
+        """Statistics, resumes, saves, clock."""
+        return self.runner.record
+
+    @property
+    def out_dir(self) -> Path:
+        """Where statistics and data sets go."""
+        return Path(self.settings.out_dir).expanduser()
+
+    def done_here(self, total: str) -> int:
+        """Give what has been added to a total since the run was opened."""
+        return self.record.stats.totals[total] - self.began_at[total]
+
+    def parameters(self) -> list[Any]:
+        """List the model's parameters."""
+        return list(self.device_model.raw.parameters())

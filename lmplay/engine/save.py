@@ -1,0 +1,50 @@
+"""Saving a run: what is saved, and what is said of it.  Engine floor; :mod:`lmplay.checkpoints.saver` does the work."""
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from ..checkpoints.format import content_of
+from ..device.memory import peak_memory
+from ..errors import TrainingError
+from ..stats.run_record import RunRecord
+from .record import try_to_write_stats
+from .run import Run
+
+# A disk that is full for this many saves in a row stays full.
+MOST_FAILED_SAVES = 3
+
+
+def save(run: Run, stage: str, wait: bool = False) -> bool:
+    """Copy the state, and have the copy written while the training goes on; if the one before is still being written, wait for that first.
+
+    :param run: between two steps, everything recorded.
+    :param stage: the stage at work.
+    :param wait: wait until it has been written.
+    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited.
+    :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
+    """
+    if not math.isfinite(float(nn.utils.get_total_norm(run.device_model.raw.parameters()))):
+        raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+    if not run.saver.wait() and run.record.saves:
+        run.record.saves.pop()  # the one before has failed
+    if run.saver.failed >= MOST_FAILED_SAVES:
+        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
+                            "make room for the next, and the same command goes on from it.")
+    run.record.note_save()
+    run.record.note_memory(peak_memory(run.runtime.device))
+    run.saver.save(content_of(run.components), stage, run.record, before=lambda record: try_to_write_stats(run, record),
+                   saved=lambda record, seconds: _tell_saved(run, record, seconds), failed=lambda error: run.report.save_failed(run.path, error))
+    return run.saver.wait() if wait else True
+
+
+def _tell_saved(run: Run, record: RunRecord, seconds: float) -> None:
+    """Say that a state has been saved.
+
+    :param record: of that state.
+    :param seconds: that it took.
+    """
+    run.interrupt.save_seconds = seconds
+    run.report.saved(run.path)
+    run.notifier.event_elsewhere("saved", record.progress, record.stage)

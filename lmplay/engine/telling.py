@@ -1,0 +1,109 @@
+"""What the report is told of a run, made of the run.  Engine floor."""
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from ..checkpoints.best import best_file
+from ..data.stream import describe_losses
+from ..device.compiled import Compiled
+from ..device.memory import memory_there, peak_memory
+from ..plan.schema import Stage
+from ..report.hints import hints
+from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop
+from .run import Run
+from .stage import StageRunner
+
+
+def files(run: Run) -> RunFiles:
+    """Say where the run's files are."""
+    return RunFiles(run.path, run.settings.out_dir)
+
+
+def run_start(run: Run) -> RunStart:
+    """Say what will be done."""
+    settings, model, runtime = run.settings, run.model, run.runtime
+    parameters = run.parameters()
+    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.optimizers.state_bytes(trained_only=True)
+    count, resumed = sum(parameter.numel() for parameter in parameters), bool(run.record.resumes)
+    longest = max((stage.settings.context_len for stage in run.stages.values()), default=0)
+    hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, _steps(run))
+    return RunStart(
+        files(run), model.experiment, count, model.args, model.tokenizer.name, model.tokenizer.vocab_size, str(runtime.device), runtime.precision,
+        settings.compile_model, list(dict.fromkeys(stage.settings.batch_size for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,
+        settings.mini_batch_tokens, needed, memory_there(runtime.device), _outlines(run), run.record.progress.samples, resumed, run.changes, hinted,
+        run.interrupt.deadline - time.monotonic() if settings.time_limit is not None else None,
+        {name: getattr(settings, name) for name in sorted(settings.explicit)})
+
+
+def stage_start(run: Run, stage: StageRunner) -> StageStart:
+    """Say what a stage reads, and how it trains."""
+    settings, entry = stage.settings, stage.entry
+    return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total,
+                      {source.name: source.n_rows for source in stage.data.sources}, settings.batch_size, settings.context_len, settings.lr, settings.schedule,
+                      len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"], stage.held_out.is_there, _to_come(run))
+
+
+def stage_end(run: Run, stage: StageRunner) -> StageEnd:
+    """Say what a stage has done."""
+    state, early = stage.state, None
+    if stage.ended_early:
+        assert state.lowest_loss is not None
+        assert state.lowest_samples is not None
+        early = EarlyEnd(state.stale, state.lowest_loss, state.lowest_samples, best_file(run.path, stage.name))
+    return StageEnd(stage.name, stage.stats.totals, stage.stats.describe_sources(), describe_losses(stage.reached), stage.stats.final, stage.stats.best, early)
+
+
+def run_end(run: Run) -> RunEnd:
+    """Say what a run has reached."""
+    run.record.note_memory(peak_memory(run.runtime.device))
+    wrapped = run.device_model.wrapped
+    return RunEnd(files(run), run.record.progress, run.record.stats.best, run.record.stats.final, run.record.peak_memory,
+                  (wrapped.graphs, wrapped.made_again) if isinstance(wrapped, Compiled) else None)
+
+
+def stop(run: Run) -> Stop:
+    """Say where a run stops, and what it has done since it was opened."""
+    number, states = run.curriculum.number, run.curriculum.states
+    return Stop(run.interrupt.reason, number + 1, len(states), states[number].name, run.done_here("total_train_samples"), run.done_here("total_train_steps"))
+
+
+def _outlines(run: Run) -> list[StageOutline]:
+    """Say of each stage of the plan how long it is, and how far it has been followed."""
+    return [StageOutline(stage.name, "done" if state.done else "begun" if state.fingerprints is not None else "to do", _length(stage),
+                         _total_samples(run, stage), [spec.path for spec in stage.dataset])
+            for stage, state in zip(run.curriculum.plan.stages, run.curriculum.states, strict=True)]
+
+
+def _length(stage: Stage) -> str:
+    """Say how long a stage is."""
+    if stage.samples is not None:
+        return f"{stage.samples:,} samples"
+    return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
+
+
+def _total_samples(run: Run, stage: Stage) -> int | None:
+    """Count the samples of a stage; None where that is unknown, or the stage is done."""
+    return run.stages[stage.name].data.open_samples().total if stage.name in run.stages and stage.tokens is None else None
+
+
+def _to_come(run: Run) -> dict[str, int] | None:
+    """Add up the lengths of the stages after the one at work; None where one is unknown."""
+    lengths: Counter[str] = Counter()
+    for stage, _ in run.curriculum.remaining()[1:]:
+        total = _total_samples(run, stage) if stage.tokens is None else stage.tokens
+        if total is None:
+            return None
+        lengths["samples" if stage.tokens is None else "tokens"] += total
+    return dict(lengths)
+
+
+def _steps(run: Run) -> float:
+    """Count the steps of the stages at least, as far as their lengths are known: a sample may have several pieces."""
+    steps = 0.0
+    for open_stage in run.stages.values():
+        stage, settings = open_stage.stage, open_stage.settings
+        steps += stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else \
+            (_total_samples(run, stage) or 0) / settings.batch_size
+    return steps

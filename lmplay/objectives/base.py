@@ -1,0 +1,58 @@
+"""What an objective is: how a sample becomes a unit of pieces, and the loss of a mini-batch.  Math floor."""
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from torch import Tensor, nn
+
+from ..data.collate import MiniBatch
+from ..data.continuation import Cutter, Piece
+from ..data.samples import Sample
+from ..stats.figures import Figure
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an objective says about a mini-batch."""
+
+    loss_sum: Tensor
+    """Sum of the losses in nats, a scalar, at least float32; divided by :meth:`Objective.count` of the whole batch it is what is minimised."""
+    losses_N: Tensor
+    """The loss of each of these positions, without gradient: for sums over a part of them, a source's say."""
+    predictions_N: Tensor
+    """The most probable token ids at these positions, int64, on the model's device."""
+    figures: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    """Sums that the objective's own figures are made of, by name: scalars without gradient."""
+
+
+class Objective(ABC):
+    """What is minimised on a batch.  Another package offers one by an entry point of the group ``lmplay.objectives``: ``name = "module:Class"``."""
+
+    figures: Sequence[Figure] = ()
+    """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
+
+    def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
+        """Make a unit of a sample: pieces that share a batch (as far as they fit in one).
+
+        :param sample: from the stage's sources.
+        :param cutter: cuts to the context length; must not be changed: it may be in another process.
+        :return: the pieces; none where there is nothing to learn.
+        """
+        return cutter.cut(sample)
+
+    def count(self, mini_batch: MiniBatch) -> int:
+        """Count what the loss sum of a mini-batch goes over, before it is computed: by default N, its truth tokens."""
+        return len(mini_batch.targets_N)
+
+    @abstractmethod
+    def loss(self, model: nn.Module, mini_batch: MiniBatch, head: nn.Module) -> Result:
+        """Judge a model by a mini-batch, for training and, under ``torch.no_grad()``, for validation.
+
+        :param model: token ids (B, T) -> hidden states (B, T, D), see :mod:`lmplay.exp`; perhaps compiled.
+        :param mini_batch: on the model's device.
+        :param head: hidden states (…, D) -> logits (…, V).
+        :return: sums over the mini-batch: what is minimised is the sum over the batch, divided by its count.
+        """

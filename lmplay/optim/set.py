@@ -1,0 +1,121 @@
+"""One or several optimizers as one.  Math floor."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+
+
+class OptimizerSet:
+    """What updates a model's parameters: each of them belongs to one member. A set without members updates nothing."""
+
+    def __init__(self, members: Mapping[str, torch.optim.Optimizer], state_copies: Mapping[str, int], lr_factors: Mapping[str, float] | None = None):
+        """
+        :param members: the optimizers, by the names that they have in a checkpoint.
+        :param state_copies: how many tensors of a parameter's size each keeps of it.
+        :param lr_factors: what the learning rate of each is multiplied with; 1 for those that are not there.
+        """
+        self.members = dict(members)
+        self._state_copies, self._lr_factors = state_copies, lr_factors or {}
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        return iter(self.members.values())
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the newest step, of the first member."""
+        name, optimizer = next(iter(self.members.items()))
+        return float(optimizer.param_groups[0]["lr"]) / self._lr_factors.get(name, 1.0)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all members."""
+        return [group for optimizer in self for group in optimizer.param_groups]
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
+        for optimizer in self:
+            optimizer.step()
+
+    def can_skip_on_device(self) -> bool:
+        """Tell whether the device alone can skip an update: by fused kernels, once all state is there (sgd's kernel would leave its first undefined)."""
+        return all(group.get("fused") and all(parameter in optimizer.state for parameter in group["params"] if parameter.grad is not None)
+                   for optimizer in self for group in optimizer.param_groups)
+
+    def step_unless(self, condition: torch.Tensor) -> None:
+        """Update unless a condition holds that only the device knows: the way in which torch's GradScaler tells a fused kernel.
+
+        :param condition: a scalar of bool, on the device.
+        """
+        for optimizer in self:
+            optimizer.grad_scale, optimizer.found_inf = None, condition.float()  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+    def set_lr(self, lr: float) -> None:
+        """Give all parameters a learning rate, times the factor of their member."""
+        for name, optimizer in self.members.items():
+            for group in optimizer.param_groups:
+                group["lr"] = lr * self._lr_factors.get(name, 1.0)
+
+    def set_weight_decay(self, weight_decay: float | None) -> None:
+        """Give the parameters that decay another weight decay; the others keep 0.
+
+        :param weight_decay: None = each member's default.
+        """
+        for optimizer in self:
+            for group in optimizer.param_groups:
+                group["weight_decay"] = (optimizer.defaults["weight_decay"] if weight_decay is None else weight_decay) if group["decays"] else 0.0
+
+    def state_bytes(self, trained_only: bool = False) -> int:
+        """Give the bytes that the state will take once every parameter has been updated.
+
+        :param trained_only: leave out parameters that are frozen now.
+        """
+        return sum(parameter.nbytes * copies for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
+
+    def placeholder(self) -> list[torch.Tensor]:
+        """Take as much memory as the state of the trained parameters will, as far as it is not there yet; given back when the list is dropped."""
+        has_state = {id(parameter) for optimizer in self for parameter in optimizer.state}
+        return [torch.ones_like(parameter) for parameter, copies in self._parameters() if parameter.requires_grad and id(parameter) not in has_state
+                for _ in range(copies)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the state of each member by its name."""
+        return {name: optimizer.state_dict() for name, optimizer in self.members.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave, perhaps on another kind of device.
+
+        :raises ValueError, KeyError: when it is of another set, or for another model.
+        """
+        if state.keys() != self.members.keys():
+            raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self.members)}")
+        for name, optimizer in self.members.items():
+            _load_state(optimizer, state[name])
+
+    def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, int]]:
+        """Go over the parameters, each with the number of tensors of its size that are kept of it."""
+        for name, optimizer in self.members.items():
+            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+                yield parameter, self._state_copies[name]
+
+
+def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state; it keeps its own kernel (fused or not), where torch would take over that of the device on which the state was saved."""
+    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
+    saved = state["param_groups"]
+    groups = [{**group, **kernel} for group, kernel in zip(saved, own, strict=True)] if len(saved) == len(own) else saved
+    optimizer.load_state_dict({**state, "param_groups": groups})

@@ -1,0 +1,265 @@
+"""The table of flags: name, default, limits, help, which plan keys share them, and what it means to change one later.  Plan floor; no heavy imports.
+
+Command line, settings files, plan keys, checkpoints (what differs) and `lmp_plotstats` (which settings to compare) all read this table.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from .names import OPTIMIZERS, in_words
+
+SMALLEST_CONTEXT = 16
+"""The smallest context, in tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Number:
+    """A check of a number's range, for flags, settings files and plan keys alike.
+
+    With `above` the number must be above `low`, with `below` below `high`; else both are allowed. `zero` says in plans what 0 means.
+    """
+
+    kind: type[int] | type[float]
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    zero: str = ""
+
+    def __call__(self, value: Any) -> Any:
+        """Give the number; raises ValueError, saying what is allowed."""
+        try:
+            number = self.kind(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(self.allowed) from None
+        exact = isinstance(value, str) or (not isinstance(value, bool) and number == value)
+        outside = number < self.low or number > self.high or (self.above and number == self.low) or (self.below and number == self.high)
+        if not exact or not math.isfinite(number) or outside:
+            raise ValueError(self.allowed)
+        return number
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        high = "" if self.high == math.inf else f" to {'below ' * self.below}{self.high:,}"
+        return f"{self._word} {'above' if self.above else 'from'} {self.low:g}{high}"
+
+    @property
+    def allowed_in_plan(self) -> str:
+        """The range in the words of plans."""
+        return self.allowed if self.above or self.high < math.inf else f"{self._word}, {self.low:g}{self.zero} or more"
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The range as arguments of :func:`pydantic.Field`."""
+        return {"gt" if self.above else "ge": self.low} | ({} if self.high == math.inf else {"lt" if self.below else "le": self.high})
+
+    @property
+    def _word(self) -> str:
+        return "a whole number" if self.kind is int else "a number"
+
+
+def choice(words: Collection[str]) -> Callable[[Any], str]:
+    """Make a check that takes one of a few words."""
+    def check(value: Any) -> str:
+        if value not in list(words):
+            raise ValueError(f"one of {', '.join(words)}")
+        return str(value)
+
+    return check
+
+
+def matching(pattern: str, allowed: str, *kinds: type) -> Callable[[Any], str]:
+    """Make a check that takes texts (and values of other kinds) that match a pattern; `allowed` says so in words."""
+    def check(value: Any) -> str:
+        if type(value) not in (str, *kinds) or not re.fullmatch(pattern, str(value), re.DOTALL):
+            raise ValueError(allowed)
+        return str(value)
+
+    return check
+
+
+def names(value: Any) -> str:
+    """Take names with commas between them, or a list of them."""
+    listed = value if isinstance(value, list) else [value]
+    if not listed or not all(isinstance(name, str) and name for name in listed):
+        raise ValueError("names with commas between them")
+    return ",".join(listed)
+
+
+def switch(value: Any) -> bool:
+    """Take true or false (settings files only; on the command line a switch stands alone)."""
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _count_or_auto(value: Any) -> int | str:
+    """Take a whole number from 1, or `auto`."""
+    try:
+        return "auto" if value == "auto" else Number(int, 1)(value)
+    except ValueError as allowed:
+        raise ValueError(f"{allowed}, or auto") from None
+
+
+def _blocks(value: Any) -> int:
+    """Take off (0), on (1), or N, a whole number from 0."""
+    words = {"off": 0, "on": 1, False: 0, True: 1}  # YAML reads off and on as false and true
+    try:
+        return words[value] if isinstance(value, (str, bool)) and value in words else int(Number(int, 0)(value))
+    except ValueError as allowed:
+        raise ValueError(f"off, on, or {allowed}") from None
+
+
+class Change(Enum):
+    """What happens when a run goes on from a checkpoint with another value."""
+
+    TOLD = "it is told at the start"
+    BITS = "it is told at the start; sums have another order, no more, so bits may differ"
+    BY_STAGE = "it is told for each stage to come where the value differs, after flags and plan"
+    KEPT = "the checkpoint's value is kept; another one that is typed is refused"
+    LOCKED = "the model has it; another one that is typed is refused, that of the plan is told"
+    SILENT = "nothing is told: it does not change what is trained, or the plan is compared instead"
+    ASIDE = "nothing is told, and `lmp_plotstats` does not compare it between runs: it says where, how long, or what is shown"
+
+
+class Flag(NamedTuple):
+    """A row of the table.
+
+    `check` gives the value as it is used, or raises ValueError, saying what is allowed; `keys` has its titles as a key of a plan: of a `stage` and
+    `$defaults`, of `model` (`$model`), or at the `top`.
+    """
+
+    name: str
+    default: Any
+    group: str
+    check: Callable[[Any], Any]
+    unit: str
+    help: str
+    change: Change
+    keys: dict[str, str]
+
+
+T = TypeVar("T")
+
+
+def _flag(default: T, group: str, check: Callable[[Any], Any], unit: str, help: str, change: Change = Change.TOLD, **keys: str) -> T:
+    """Make a field of :class:`Options` that carries a row of the table; its name is the field's."""
+    return field(default=default, metadata={"flag": Flag("", default, group, check, unit, help, change, keys)})
+
+
+_text, _from_0, _from_1 = matching(".+", "a text"), Number(int, 0), Number(int, 1)
+_time = matching(r"auto|\d+:[0-5]\d:[0-5]\d", "HH:MM:SS, such as 12:30:00, or auto")
+_batch_number = matching(r"(.+:)?0*[1-9]\d*", "N or STAGE:N, with N from 1", int)
+_M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "optimizer", "device and speed", "run", "watching")
+_BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
+_DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.values() if row.weight_decay)
+_OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()])
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)  # Settings has these methods, and making them takes a moment
+class Options:
+    """The table: a field for each flag of `lmp_trainer`, in the order of `--help`, with the program's default."""
+
+    exp: str = _flag("gpt2ish", _M, _text, "NAME", "experiment, a named model family; `list` shows all", _LOCKED, model="Experiment")
+    num_blocks: int = _flag(6, _M, _from_1, "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
+    embed_dim: int = _flag(768, _M, _from_1, "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
+    num_heads: int = _flag(12, _M, _from_1, "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
+    context_len: int = _flag(1024, _M, Number(int, SMALLEST_CONTEXT), "TOKENS", "longest piece a new model can read; if typed, it also overrides the stages' "
+                             "context_len", _BY_STAGE, stage="Longest piece in tokens", model="Context length in tokens")
+    dropout: float = _flag(0.1, _M, Number(float, 0, 1, below=True), "SHARE", "share of activations a new model drops while training", _LOCKED, model="Dropout")
+    tied_head: bool = _flag(True, _M, switch, "", "head and token embedding of a new model share their weights", _LOCKED,
+                            model="Share the weights of embedding and head")
+    tokenizer: str | None = _flag(
+        None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, learned from the "
+        "plan's text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED, top="Tokenizer of a new model")
+    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; by default <out-dir>/<exp>_model.lmp", _ASIDE)
+    initial_model: str | None = _flag(None, _M, _text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written", _SILENT)
+    training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
+    dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
+                                _SILENT)
+    continuation: str = _flag("exact", _P, choice(("exact", "estimate")), "HOW", "long texts are cut by counting tokens (exact) or also at 1.5 tokens a word "
+                              "(estimate)", _KEPT)
+    save_datasets: bool = _flag(False, _P, switch, "", "save the plan's hub data sets for use without a network, and end", _SILENT)
+    data_workers: int = _flag(1, _P, Number(int, 0, 256), "NUMBER", "what prepares batches ahead of the step: 0 = nothing, 1 = a thread, N = a thread and N "
+                              "processes that tokenize; changes speed, not the result", _ASIDE)
+    accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
+    out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
+    batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
+    mini_batch_size: int | str = _flag(
+        4, _T, _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random numbers of "
+        "dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
+    mini_batch_tokens: int = _flag(
+        0, _T, _from_0, "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the tokens of --mini-batch-size full "
+        "pieces, if that is not given either", _BITS)
+    pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
+                      "the result; auto: on a CPU, if not compiled", _BITS)
+    validation_batch_size: int = _flag(4, _T, _from_1, "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many")
+    save_interval: int = _flag(10000, _T, _from_0, "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
+    validation_interval: int = _flag(100, _T, _from_0, "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
+    seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout, order and held-out rows", _KEPT)
+    reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
+    default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
+    check_grads: bool = _flag(False, _T, switch, "", "after the first step of each stage, list parameters whose gradient is missing, zero or not finite",
+                              _SILENT)
+    lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
+    grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
+                             stage="Largest norm of the gradient")
+    optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS), "NAME", _OPTIMIZERS)
+    weight_decay: float | None = _flag(None, _O, Number(float, 0), "RATE", "weight decay, not on biases, norms and embeddings; by default the optimizer's: "
+                                       f"{_DECAYS}, others 0", _BY_STAGE, stage="Weight decay")
+    optimizer_warmup_fraction: float = _flag(0.1, _O, Number(float, 0, 1), "SHARE", "share of the learning rate that the warm-up of a stage starts with")
+    optimizer_warmup_steps: int = _flag(40, _O, _from_0, "STEPS", "optimizer steps that the warm-up of a stage takes")
+    disable_optimizer_warmup: bool = _flag(False, _O, switch, "", "no warm-up")
+    ignore_optimizer: bool = _flag(False, _O, switch, "", "go on with the weights of a checkpoint and a fresh optimizer", _SILENT)
+    device: str | None = _flag(None, _D, _text, "DEVICE", "cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu", _SILENT)
+    amp: bool = _flag(False, _D, switch, "", "mixed precision: bfloat16 where the device has it, else float16 with a gradient scaler")
+    amp_init_scale: float = _flag(65536.0, _D, Number(float, 0, above=True), "FACTOR", "initial scale of the gradient scaler (float16 only)")
+    compile_model: bool = _flag(False, _D, switch, "", "compile the model with torch.compile: slower to start, faster to train", _BITS)
+    compile_mode: str | None = _flag(None, _D, choice(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")), "MODE",
+                                     "mode of torch.compile", _BITS)
+    compile_backend: str = _flag("inductor", _D, _text, "NAME", "backend of torch.compile", _BITS)
+    activation_checkpointing: int = _flag(
+        0, _D, _blocks, "off|on|N", "recompute the activations of each block (on) or of every N-th in the backward pass instead of keeping them: less memory, "
+        "slower, the same result; 0 = off", _BITS)
+    activation_memory_budget: float = _flag(
+        1.0, _D, Number(float, 0, 1), "SHARE", "share of the memory for activations that compiled code may use; below 1 it recomputes the cheapest ones: less "
+        "memory, slower (with --compile-model)", _BITS)
+    matmul_precision: str = _flag("highest", _D, choice(("highest", "high", "medium")), "WHICH", "precision of float32 matrix products: faster where the "
+                                  "device has TF32 (high) or bfloat16 (medium), with other results")
+    tune_allocator: bool = _flag(True, _D, switch, "", "on a CPU (Linux), keep freed memory for the next step instead of giving it back to the system", _SILENT)
+    keep: int = _flag(2, _R, Number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on", _ASIDE)
+    resume: str = _flag("latest", _R, _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file", _ASIDE)
+    save_weights_only: str | None = _flag(None, _R, _text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)
+    on_nonfinite: str = _flag("stop", _R, choice(("stop", "skip")), "WHAT", "when loss or gradient is not finite: stop before the update, or skip the batch "
+                              "and count it")
+    time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; "
+                                   "`auto`: before the end of the SLURM job", _ASIDE)
+    max_steps: int = _flag(0, _R, _from_0, "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
+    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit",
+                                      _ASIDE)
+    describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
+    inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
+    check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
+    show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
+    show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
+                                   "from, and end", _ASIDE)
+    json: bool = _flag(False, _R, switch, "", "print --check-plan, --inspect, --show-samples or --show-batch as JSON", _ASIDE)
+    track: str | None = _flag(None, _W, names, "NAMES", "also send the figures to: csv, tensorboard, wandb, mlflow; several with commas between them", _ASIDE)
+    callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
+                                 _ASIDE)
+    sample_prompts: str | None = _flag(
+        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; what it writes is "
+        "appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
+    sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
+    quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
+    verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
+    log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
+
+
+FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

@@ -1,0 +1,52 @@
+"""What `--check-plan` prints for people."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..words import bytes_in_words, duration
+from .show import sample_in_words
+
+
+def to_text(found: dict[str, Any]) -> str:
+    """Write the result of :func:`.check_plan.check_plan` for people, in lines."""
+    lines = [f"model       {found['model']}: {found['parameters']:,} parameters", f"tokenizer   {found['tokenizer']}: {found['vocabulary']:,} tokens",
+             f"device      {found['device']}, {found['precision']}"]
+    for stage in found["stages"]:
+        sources = (f"{source['name']} ({'rows not counted' if source['rows'] is None else format(source['rows'], ',') + ' rows'})"
+                   for source in stage["sources"])
+        lines += ["", f"== stage {stage['name']}: {', '.join(sources)}", *(f"   {name:<12}{text}" for name, text in _stage_lines(stage))]
+    for stage in found["stages"]:
+        for sample in stage["first_samples"]:
+            lines += ["", *sample_in_words(f"first sample of {sample['source']}", sample)][:-1]
+    memory = "unknown" if found["peak_memory_bytes"] is None else bytes_in_words(found["peak_memory_bytes"])
+    lines += ["", f"in all      {_time(found['seconds'])} of training on {found['device']} as it was just now, without validations",
+              f"memory      {memory} at its peak here",
+              f"disk        {bytes_in_words(found['checkpoint_bytes'])} a checkpoint, at most {bytes_in_words(found['checkpoints_bytes'])} for all "
+              "that are kept"]
+    return "\n".join(lines)
+
+
+def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give name and text of each line about a stage."""
+    whole = stage["samples"] == stage["samples_looked_at"]
+    looked = "all were looked at" if whole else f"{stage['samples_looked_at']:,} were looked at"
+    yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"
+    yield "tokens", _count(stage["tokens"]) + (f" ± {stage['tokens_error']:.1%}" if stage["tokens_error"] else "")
+    yield "steps", f"{_count(stage['steps'])}, padding {stage['padding_share']:.1%}"
+    yield "time", _time(stage["seconds"])
+    yield "twice", f"{stage['duplicates']:,} of {stage['compared']:,} training samples looked at are exact duplicates of another"
+    if stage["validation_compared"]:
+        yield "overlap", f"{stage['validation_overlap']:,} of {stage['validation_compared']:,} validation samples are among these training samples"
+    else:
+        yield "validation", "none: no rows are held out"
+
+
+def _count(value: int | None) -> str:
+    """Write a count."""
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _time(seconds: float | None) -> str:
+    """Write a duration, if it is known."""
+    return "unknown time" if seconds is None else duration(seconds)

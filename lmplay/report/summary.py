@@ -1,0 +1,57 @@
+"""What is said when a stage or a run ends.  Report floor, no torch."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..words import bytes_in_words, counted
+from .records import RunEnd, RunFiles, StageEnd
+
+
+def stage_end_lines(stage: StageEnd) -> list[str]:
+    """Say what a stage has done."""
+    totals, more = stage.totals, ""
+    if totals["no_tokens"]:
+        more += f"; {counted(totals['no_tokens'], 'sample')} without a token"
+    if totals["skipped_batches"]:
+        more += f"; {counted(totals['skipped_batches'], 'batch', 'batches')} skipped, whose loss or gradient was not finite"
+    if stage.early is not None:
+        more += (f"; ended early: no better validation for {stage.early.stale}; the best state, loss {stage.early.loss:.3f} at {stage.early.samples:,} "
+                 f"samples, is {stage.early.best}, and the next stage goes on from the last")
+    lines = [f"== stage {stage.name} done: {counted(totals['total_train_samples'], 'sample')}, {counted(totals['total_train_tokens'], 'token')}, "
+             f"{counted(totals['total_train_steps'], 'step')}, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
+             f"{counted(totals['continuations'], 'continuation')}, {counted(totals['forced_cuts'], 'piece')} cut inside a sentence, "
+             f"{counted(totals['broken_samples'], 'batch end')} inside a sample{more}"]
+    if stage.sources:
+        lines.append("   " + "; ".join(_describe_source(name, said) for name, said in stage.sources.items()))
+    return lines + [f"   {line}" for line in stage.lost]
+
+
+def result_lines(end: RunEnd) -> list[str]:
+    """Say what a run has reached, and what it took."""
+    lines = []
+    if end.best is not None:
+        lines.append(f"best validation loss {end.best['loss']:.3f} nats per token at {end.best['samples']:,} samples")
+    if end.peak_memory is not None:
+        lines.append(f"peak memory {bytes_in_words(end.peak_memory)}")
+    if end.graphs is not None:
+        lines.append(f"compiled    {counted(end.graphs[0], 'graph')}, {end.graphs[1] or 'none'} of them again")
+    return lines
+
+
+def file_lines(files: RunFiles) -> list[str]:
+    """Say where the statistics are, and how to look at them."""
+    return [f"statistics  {files.folder}", f"log         {files.log}", f"to plot     {files.plot_command}"]
+
+
+def file_fields(end: RunEnd) -> dict[str, Any]:
+    """Say the same to programs."""
+    return {"model": str(end.files.model), "statistics": str(end.files.folder), "log": str(end.files.log), "peak_memory_bytes": end.peak_memory,
+            "plot": end.files.plot_command}
+
+
+def _describe_source(name: str, said: Mapping[str, Any]) -> str:
+    """Say what a source has given to a stage, and the mean losses at its end."""
+    parts = (("epochs", " {:.2f} epochs"), ("train_loss", " loss {:.3f}"), ("validate_loss", " validation {:.3f}"))
+    known = "".join("," + form.format(said[key]) for key, form in parts if said[key] is not None)
+    return f"{name} {said['samples']:,} samples, {said['tokens']:,} tokens{known}"

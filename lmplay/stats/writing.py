@@ -1,0 +1,52 @@
+"""The statistics files.  Stats floor, no torch.
+
+The trainer only ever writes them, from what is in the checkpoint, so after any crash the files follow the checkpoint. Everything that depends on the
+clock stands apart in them, under "clock".
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..files import write_text
+from .figures import CLOCK_COLUMNS, Mark, StageEntry, columns_of, describe
+from .totals import ModelStats
+
+FORMAT = 1
+_CLOCK_KEYS = ("from_seconds", "to_seconds")
+
+
+def write_stats(folder: Path, model: str, experiment: str, stage: str | None, stats: ModelStats, stages: Sequence[StageEntry], resumes: Sequence[Mark],
+                by_stage: Mapping[str, ModelStats] = MappingProxyType({}), saves: Sequence[Mark] = (), peak_memory: int | None = None) -> None:
+    """Write the two JSON files of a run, or of a stage.
+
+    :param folder: the output folder.
+    :param model: name of the run: the model file's, without its suffix.
+    :param experiment: name of the experiment.
+    :param stage: the stage's name; None for the whole run.
+    :param stats: what to write.
+    :param stages: an entry for each stage that has begun.
+    :param resumes: where the run was resumed.
+    :param by_stage: of a whole run the statistics of its stages: their sources are listed as STAGE/SOURCE.
+    :param saves: where it was saved.
+    :param peak_memory: the most bytes that the run has had in use up to here, None = not known.
+    """
+    prefix = model if stage is None else f"{model}_step_{stage}"
+    for kind, history in (("train", stats.train), ("validate", stats.validate)):
+        columns, figures = history.columns(), describe(stats.figures, kind)
+        clock = {name: columns[name] for name in (*CLOCK_COLUMNS, *(figure.name for figure in stats.figures if figure.clock))}
+        times = [{key: value for key, value in entry.items() if key in _CLOCK_KEYS} for entry in stages]
+        sources: dict[str, dict[str, Any]] = {f"{part}/{name}": said for part, inner in by_stage.items() for name, said in inner.describe_sources().items()}
+        for name, said in stats.describe_sources().items():
+            sources[name] = {**said, "columns": {"loss": history.source_losses(name)}}
+        write_text(folder / f"{prefix}_{kind}_stats.json", json.dumps({
+            "format": FORMAT, "kind": kind, "model": model, "experiment": experiment, "stage": stage,
+            "totals": dict(stats.totals), "best": stats.best, "final": stats.final,
+            "stages": [{key: value for key, value in entry.items() if key not in _CLOCK_KEYS} for entry in stages],
+            **({"figures": figures} if figures else {}),
+            "columns": {name: columns[name] for name in columns_of(kind, stats.figures)}, "sources": sources,
+            "clock": {**clock, "resumes": resumes, "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": times},
+        }, separators=(",", ":"), allow_nan=False))

@@ -1,0 +1,129 @@
+"""The files of a model: which states are kept, which are found, and what happens to damaged ones."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import TINY, load, sentences, write_plan, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from states import DAMAGES, MODEL, Usage, content, number_of, same_but_kept
+
+from lmplay.checkpoints import rotation
+from lmplay.checkpoints.format import stage_file
+from lmplay.files import remove_leftovers
+from lmplay.train.__main__ import main
+
+
+@settings(deadline=None, max_examples=15)
+@given(keeps=st.lists(st.integers(0, 4), min_size=1, max_size=7))
+def test_the_newest_states_are_kept_in_order(tmp_path_factory, keeps):
+    path = tmp_path_factory.mktemp("kept") / "m.lmp"
+    states: list[int] = []
+    for number, keep in enumerate(keeps):
+        rotation.save(path, content(number), "one", keep)
+        states = [number, *states][:keep + 1]
+        found = [path, *rotation.previous(path).values()]
+        assert [number_of(load(file)) for file in found] == states
+        assert path.samefile(stage_file(path, "one"))
+        assert {file.name for file in path.parent.iterdir()} == {"m.lmp", "m.one.lmp", *(f"m.prev-{n}.lmp" for n in range(1, len(states)))}
+
+
+class Killed(BaseException):
+    """A kill at a system call."""
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links):
+    """Before each system call that changes names: what is found afterwards is the old state or the new one, and the next save works."""
+    calls = ("link", "rename", "replace", "unlink", "fsync")
+    originals = {name: getattr(os, name) for name in calls}
+
+    def arm(after: int) -> None:
+        left = iter(range(after))
+        for name in calls:
+            def call(*arguments, _name=name, **options):
+                if next(left, None) is None:
+                    raise Killed
+                if _name == "link" and not links:
+                    raise OSError("no links here")
+                return originals[_name](*arguments, **options)
+            monkeypatch.setattr(os, name, call)
+
+    for after in range(100):
+        folder = tmp_path / f"{links}-{after}"
+        folder.mkdir()
+        path = folder / "m.lmp"
+        for number in range(4):
+            rotation.save(path, content(number), "one", 2)
+        arm(after)
+        try:
+            rotation.save(path, content(4), "one", 2)
+            killed = False
+        except Killed:
+            killed = True
+        monkeypatch.undo()
+        found = rotation.find(path, ["one"])
+        assert number_of(found.content) in (3, 4)
+        if number_of(found.content) == 4:  # at the end of a stage nothing would write it again
+            assert number_of(load(stage_file(path, "one"))) == 4
+        assert not found.damaged
+        rotation.recover(path, found, folder, lambda line: None)
+        rotation.save(path, content(5), "one", 2)
+        kept = [number_of(load(file)) for file in (path, *rotation.previous(path).values())]
+        assert kept[0] == 5
+        assert kept == sorted(kept, reverse=True)
+        assert len(kept) == 3
+        if not killed:
+            break
+    assert 8 < after < 99
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("files", [[f"{MODEL}.lmp"], [f"{MODEL}.lmp", f"{MODEL}.prev-1.lmp"], [f"{MODEL}{part}.lmp" for part in ("", ".prev-1", ".prev-2")]])
+def test_a_run_goes_on_from_the_newest_whole_state(finished, again, run, tmp_path, kind, files):
+    for name in files:
+        DAMAGES[kind](again / name)
+    harmed = {(again / name).read_bytes() for name in files if (again / name).exists()}
+    text = run()
+    assert "the newest state that is whole" in text
+    assert "lost, trained on again" in text
+    for name in files[:1] if kind == "deleted" else files:
+        assert name in text
+    assert {path.read_bytes() for path in again.glob("*damaged-*")} == harmed
+    assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), again)
+
+
+def test_what_killed_runs_left_is_removed_and_nothing_else(again, run):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    gone = [f".{MODEL}.lmp.{dead.pid}.tmp", f".{MODEL}.two.lmp.{dead.pid}.tmp", f".{MODEL}_train_stats.json.{dead.pid}.tmp", f".{MODEL}.lmp.{os.getpid()}.tmp"]
+    kept = [f".{MODEL}.lmp.{os.getppid()}.tmp", f".other_model.lmp.{dead.pid}.tmp", f".{MODEL}.lmp.tmp", f"{MODEL}.lmp.{dead.pid}.tmp"]
+    for name in gone + kept:
+        (again / name).touch()
+    (again / f"{MODEL}.lmp").unlink()
+    run()
+    assert not any((again / name).exists() for name in gone)
+    assert all((again / name).exists() for name in kept)
+    remove_leftovers(again, lambda name: True)
+    assert not (again / kept[1]).exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_done(out, monkeypatch, run):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 12_345))
+    text = run(code=2)
+    assert "12,345 are free" in text
+    assert "--keep" in text
+    assert not out.exists()
+
+
+def test_stages_cannot_take_the_names_of_kept_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "best.jsonl", [{"text": sentences(2)}] * 5)
+    write_plan(tmp_path, {name: {"dataset": "best.jsonl"} for name in ("best", "prev-1", "old-2", "damaged-1", "prev")})
+    assert main(["--training-plan", "plan.json"]) == 2
+    assert capsys.readouterr().err.count("allowed: another one") == 4
+    assert main([*TINY, "--dataset", "best.jsonl"]) == 0
+    assert Path("out_gpt", f"{MODEL}.best_data.lmp").exists()

@@ -1,0 +1,81 @@
+"""Several ranks are one class (lmplay/device/ranks.py): here 3 members in one process give the sums of one.  1 file."""
+import threading
+
+import pytest
+import torch
+
+from lmplay.data.batcher import Batch
+from lmplay.data.collate import collate
+from lmplay.data.continuation import Cutter
+from lmplay.data.samples import Sample
+from lmplay.device.model import DeviceModel
+from lmplay.device.ranks import Ranks
+from lmplay.device.runtime import Runtime
+from lmplay.engine.batches import TrainBatch
+from lmplay.engine.step import train_step
+from lmplay.exp import build_model, get_experiment
+from lmplay.objectives.next_token import NextToken
+from lmplay.optim.optimizers import build_optimizers
+from lmplay.plan.settings import Settings
+from lmplay.tokenizer import load_tokenizer
+
+BYTES = load_tokenizer("bytes")
+
+
+class Threads(Ranks):
+    """Ranks that are threads: each waits for the others, and all take the sum of what they have put down."""
+
+    def __init__(self, rank, size, barrier, values):
+        self.rank, self.size, self._barrier, self._values = rank, size, barrier, values
+
+    def sum(self, tensor):
+        self._values[self.rank] = tensor
+        self._barrier.wait()
+        total = torch.stack([value.double() for value in self._values]).sum(0).to(tensor.dtype)
+        self._barrier.wait()
+        return total
+
+    def sum_gradients(self, parameters):
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.grad = self.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+
+    def any(self, flag):
+        return flag
+
+
+def make_model():
+    torch.manual_seed(1)
+    return build_model(get_experiment("gpt2ish"), vocab_size=BYTES.vocab_size, context_len=64, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0)
+
+
+def do_step(model, batch, ranks):
+    runtime = Runtime(Settings(device="cpu"))
+    runtime.ranks = ranks
+    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), NextToken(), batch, 1.0, lambda: False)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_members_give_the_sums_and_the_weights_of_one(size):
+    cutter = Cutter(BYTES, 64)
+    pieces = [piece for i in range(9) for piece in cutter.cut(Sample("", "abcde. " * (1 + i % 7), row=i, source=i % 2))]
+    batch = TrainBatch(Batch(pieces, {}), collate(pieces, 2), 0, [piece.sample.source for piece in pieces], range(4))
+    assert len(batch.mini_batches) > size
+    single, models, found = make_model(), [make_model() for _ in range(size)], [None] * size
+    expected = do_step(single, batch, Ranks())
+    barrier, values = threading.Barrier(size, timeout=60), [None] * size
+
+    def work(rank):
+        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model, sums in zip(models, found, strict=True):
+        assert float(sums.loss_sum) == pytest.approx(float(expected.loss_sum), rel=1e-6)
+        assert float(sums.grad_norm) == pytest.approx(float(expected.grad_norm), rel=1e-5)
+        torch.testing.assert_close(sums.source_sums, expected.source_sums)
+        for one, two in zip(model.parameters(), single.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)

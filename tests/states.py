@@ -1,0 +1,46 @@
+"""Made-up checkpoints, ways to damage a file, and the comparison of what runs leave."""
+import os
+import random
+from collections import namedtuple
+from pathlib import Path
+
+import torch
+from helpers import compare_runs
+
+from lmplay.checkpoints.format import COMPONENTS, FORMAT
+
+MODEL = "gpt2ish_model"
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def content(number: int = 0) -> dict:
+    """Something with the shape of a checkpoint, that says which one it is."""
+    empty = {"state_args": {}, "state": {}}
+    return {"format": FORMAT, **dict.fromkeys(COMPONENTS, empty),
+            "model": {"state_args": {}, "state": {"weight": torch.full((50,), number)}},
+            "runner": {"state_args": {}, "state": {"stats": {"total_train_samples": number}}}}
+
+
+def number_of(stored: dict) -> int:
+    return stored["runner"]["state"]["stats"]["total_train_samples"]
+
+
+def same_but_kept(left: Path, right: Path) -> bool:
+    """Compare two runs' newest states and statistics: which older states are kept depends on which saves there were."""
+    for folder in (left, right):
+        for path in (*folder.glob("*.prev-*"), *folder.glob("*.damaged-*"), *folder.glob("*.one.lmp")):
+            path.unlink()
+    return compare_runs(left, right) == []
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGES = {"flipped": flip, "cut": lambda path: os.truncate(path, path.stat().st_size // 2), "empty": lambda path: os.truncate(path, 0),
+           "end lost": lambda path: os.truncate(path, path.stat().st_size - 1), "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(5000)),
+           "deleted": Path.unlink}
