@@ -87,7 +87,7 @@ class TokenBudget:
             # here the error is gone, and with it what its frames held
             run.runner.token_budget["tokens"] //= 2
             self._remember()
-            run.optimizers.optimizers.zero_grad()
+            run.optimizers.zero_grad()
             restore_torch_random_state(random_before)
             free_memory(run.runtime.device)
             run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the work at hand is done again")
@@ -198,7 +198,7 @@ def _untouched(run: Run) -> Iterator[None]:
     module, runtime = run.device_model.raw, run.runtime
     random, scaler = random_state(), runtime.scaler.state_dict()
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    placeholder = run.optimizers.optimizers.placeholder()
+    placeholder = run.optimizers.placeholder()
     try:
         yield
     finally:
@@ -217,7 +217,7 @@ def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> 
 
     :param alone: it is the only one of its step; else it adds to a gradient that is there.
     """
-    model, nobody = run.device_model, OptimizerSet({}, {})
+    model, nobody = run.device_model, OptimizerSet("none", {}, {})
 
     def once() -> float:
         if alone:

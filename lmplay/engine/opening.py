@@ -45,7 +45,7 @@ from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
-from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 from .model_spec import ModelSpec, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
@@ -258,7 +258,7 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
     if spec.initial_weights is not None:
         model.restore(spec.initial_weights)
     module.to(runtime.device)
-    optimizers = OptimizersComponent(settings.optimizer, build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay))
+    optimizers = build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say))
     wrapped = runtime.wrap(module, spec.args["context_len"], report.compiled, interrupt.at_once)
@@ -305,7 +305,7 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    size = checkpoint_bytes(run.device_model.raw, run.optimizers.optimizers.state_bytes())
+    size = checkpoint_bytes(run.device_model.raw, run.optimizers.state_bytes())
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     run.interrupt.expect_save(size)

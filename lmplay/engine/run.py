@@ -13,6 +13,7 @@ from ..data.stage import StageData
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
 from ..objectives.base import Objective
+from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Stage
 from ..plan.settings import Settings, StageSettings
@@ -20,7 +21,7 @@ from ..report.callbacks import Notifier
 from ..report.completions import CompletionWriter
 from ..report.report import Report
 from ..stats.run_record import RunRecord
-from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 
 
@@ -49,7 +50,7 @@ class Run:
     curriculum: Curriculum
     model: ModelComponent
     runner: RunnerComponent
-    optimizers: OptimizersComponent
+    optimizers: OptimizerSet
     lr_schedulers: LrSchedulersComponent
     device_model: DeviceModel
     report: Report

@@ -64,7 +64,7 @@ class StageRunner:
     @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
-        return self.run.optimizers.optimizers.lr
+        return self.run.optimizers.lr
 
     @property
     def entry(self) -> StageEntry:
@@ -82,7 +82,7 @@ class StageRunner:
             self.state.context_len = self.settings.context_len
             run.record.begin_stage(self.stage.name, self.held_out.floors(self._prepare))
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
-        run.optimizers.optimizers.set_weight_decay(self.settings.weight_decay)
+        run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.device_model.raw.train()
         self._budget.settle()
 
@@ -99,10 +99,10 @@ class StageRunner:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run, sums = self.run, None
         random_before = torch_random_state()
-        run.optimizers.optimizers.set_lr(run.lr_schedulers.lr(self.settings))
+        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings))
         for attempt in self._budget.attempts(batch.longest):
             with run.interrupt.until_stopped(), attempt as tokens:
-                sums = train_step(run.device_model, run.optimizers.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
+                sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
                                   self.settings.grad_clip, run.interrupt.requested)
         if sums is None:
             restore_torch_random_state(random_before)

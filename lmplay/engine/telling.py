@@ -25,7 +25,7 @@ def run_start(run: Run) -> RunStart:
     settings, model, runtime = run.settings, run.model, run.runtime
     parameters = run.parameters()
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.optimizers.state_bytes(trained_only=True)
+    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.state_bytes(trained_only=True)
     count, resumed = sum(parameter.numel() for parameter in parameters), bool(run.record.resumes)
     longest = max((stage.settings.context_len for stage in run.stages.values()), default=0)
     hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, _steps(run))

@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 
+from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
 from lmplay.optim.optimizers import build_optimizers
 from lmplay.plan.names import OPTIMIZERS, Member, OptimizerRow
@@ -55,9 +56,9 @@ def test_each_parameter_has_one_member_and_moves_as_with_that_alone():
 
 
 def test_a_state_of_another_set_is_refused():
-    state = build_optimizers("mixed", make_model(), 0.1).state_dict()
-    with pytest.raises(ValueError, match="the file has matrices, others, this run main"):
-        build_optimizers("adamw", make_model(), 0.1).load_state_dict(state)
+    state = build_optimizers("mixed", make_model(), 0.1).state()
+    with pytest.raises(UserError, match="the file has matrices, others, this run main"):
+        build_optimizers("adamw", make_model(), 0.1).restore(state)
 
 
 @pytest.mark.parametrize("more", [[], ["--amp"]])
