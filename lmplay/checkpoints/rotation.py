@@ -32,7 +32,6 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
     """Write the newest state, rotate the older ones, and link the newest as the stage's.
 
     :param path: NAME.lmp.
-    :param content: of all components.
     :param stage: the stage whose newest state this is; None = no stage's.
     :param keep: number of older states to keep.
     :param cancelled: called between chunks; True cancels the write.
@@ -51,11 +50,8 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
 
 
 def find(path: Path, stages: Sequence[str]) -> Found | None:
-    """Find the newest whole state of a model, without changing anything.
+    """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
-    :param path: NAME.lmp.
-    :param stages: names of the plan's stages.
-    :return: the state; None when there is no file at all.
     :raises Damaged: when all files are damaged.
     :raises UserError: when the newest whole file has an unknown format version.
     """
@@ -74,12 +70,10 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
 
 
 def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str], None]) -> None:
-    """Where the newest state is damaged or missing: rename the damaged files, and make the state that was found NAME.lmp again.
+    """Where the newest state is damaged or missing: rename the damaged files, and make the state that was found NAME.lmp.
 
-    :param path: NAME.lmp.
     :param found: the result of :func:`find`.
-    :param out_dir: where the statistics are; they say how many samples the run had done.
-    :param say: shows a line to the user.
+    :param out_dir: where the statistics are; they say how many samples the run had trained on.
     """
     if found is None or found.path == path:
         return
@@ -98,12 +92,7 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
 
 
 def set_aside(path: Path, stages: Sequence[str]) -> Path:
-    """Rename all files of a model, to make way for a new run.
-
-    :param path: NAME.lmp.
-    :param stages: the stages that may have files.
-    :return: the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free.
-    """
+    """Rename all files of a model, to make way for a new run, and return the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free."""
     new = free_name(path, "old")
     for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
         name = new if other == path else new.with_name(new.stem + other.name.removeprefix(path.stem))
@@ -117,11 +106,7 @@ def exists(path: Path, stages: Sequence[str]) -> bool:
 
 
 def clean_up(path: Path, out_dir: Path) -> None:
-    """Remove the half-written files of killed runs of this model, whose lock must be held.
-
-    :param path: NAME.lmp.
-    :param out_dir: where its statistics are.
-    """
+    """Remove the half-written files of killed runs of this model, whose lock must be held; its statistics are in `out_dir`."""
     name = re.escape(path.stem)
     ours = re.compile(rf"{name}(\.[^/]+)?\.lmp|{name}(_step_.+)?_(train|validate)_stats\.json|{name}_settings\.json")
     for folder in {path.parent, out_dir}:
@@ -129,13 +114,12 @@ def clean_up(path: Path, out_dir: Path) -> None:
 
 
 def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) -> None:
-    """Check that all checkpoints of a run will fit on the disk together.
+    """Check that all checkpoints of a run will fit on the disk together; raises UserError with the bytes that are needed and free.
 
     :param path: NAME.lmp; its folder need not exist yet.
     :param size: of one file, in bytes.
     :param stages: names of the plan's stages; each but the last keeps a file of its own.
     :param keep: number of older states to keep.
-    :raises UserError: with the bytes that are needed and free.
     """
     count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
     there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in _candidates(path, stages))}
