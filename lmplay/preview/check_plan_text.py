@@ -1,4 +1,4 @@
-"""What `--check-plan` prints for people."""
+"""The text that `--check-plan` prints."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from .show import sample_in_words
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """Write the result of :func:`.check_plan.check_plan` for people, in lines."""
+    """Write the result of :func:`.check_plan.check_plan` as text."""
     lines = [f"model       {found['model']}: {found['parameters']:,} parameters", f"tokenizer   {found['tokenizer']}: {found['vocabulary']:,} tokens",
              f"device      {found['device']}, {found['precision']}"]
     for stage in found["stages"]:

@@ -11,12 +11,7 @@ _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Read what a checkpoint, or a file of weights alone, says of itself.
-
-    :param path: the file.
-    :return: plain values, only of what the file has.
-    :raises UserError: when it cannot be read at all.
-    """
+    """Read a checkpoint, or a file of weights alone, and return plain values of what it has; raises UserError when it cannot be read."""
     content = read(path, mmap=True, check=False)
     result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[verify(path)],
                               "format": content["format"], "versions": content.get("versions", {})}
@@ -34,7 +29,7 @@ def inspect(path: Path) -> dict[str, Any]:
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """Write the result of :func:`inspect` for people, in lines."""
+    """Write the result of :func:`inspect` as text."""
     lines = [f"file        {found['file']}: {found['bytes']:,} bytes, checksum {found['checksum']}",
              f"written by  {', '.join(f'{name} {version}' for name, version in found['versions'].items())} (format {found['format']})"]
     if "model" in found:
@@ -52,14 +47,14 @@ def to_text(found: dict[str, Any]) -> str:
 
 
 def _model(part: dict[str, Any]) -> dict[str, Any]:
-    """Say what the model is; a weight that two modules share counts once."""
+    """Describe the model; a weight that two modules share counts once."""
     built = part["state_args"]
     weights = {tensor.untyped_storage().data_ptr(): tensor.numel() for tensor in part["state"].values()}
     return {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
 
 
 def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:
-    """Say which stages are done, and what was trained in each."""
+    """List the stages, whether each is done, and what was trained in it."""
     plan = part["state_args"]["plan"]["stages"]
     result = []
     for stage, state in zip(plan, part["state"]["stages"], strict=False):
@@ -69,7 +64,7 @@ def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _progress(stats: dict[str, Any]) -> dict[str, Any]:
-    """Say how much was trained, and the losses: the newest in the history, of the best validation and of the final one."""
+    """Return how much was trained, and the losses: the newest in the history, of the best validation and of the final one."""
     rows = stats["train"]["rows"]
     last = rows["loss_sum"][-1] / rows["n_tokens"][-1] if rows["n_tokens"] and rows["n_tokens"][-1] else None
     return {"samples": stats.get("total_train_samples", 0), "tokens": stats.get("total_train_tokens", 0), "steps": stats.get("total_train_steps", 0),
