@@ -10,7 +10,7 @@ from ..plan.curriculum import Curriculum, changes_to_come, show
 from ..plan.load import plan_from_json
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan
-from ..plan.settings import Settings, StageSettings, resolve_stage, setting_names
+from ..plan.settings import Settings, StageSettings, resolve_stage
 from . import format as checkpoint
 
 # Settings that are compared by stage, below flags and plan.
@@ -25,7 +25,8 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     :param stage_settings: of each stage that is not done.
     """
     model = stored["model"]["state_args"]
-    before = _settings(stored["runner"]["state_args"]["settings"])
+    given = stored["runner"]["state_args"]["settings"]
+    before = Settings(**{flag.name: given[flag.name] for flag in FLAGS if flag.name in given}, explicit=frozenset(given["given"]))  # else the default
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
     pairs = [(name, stored["versions"].get(name), version, True) for name, version in checkpoint.versions().items()]
@@ -43,11 +44,6 @@ def foreign_sizes(settings: Settings, plan: Plan) -> list[str]:
     if "exp" not in settings.explicit or plan.model.exp in (None, settings.exp) or not sizes:
         return []
     return [f"--exp {settings.exp} is built with the plan's $model, which is meant for {plan.model.exp}: {show(sizes)}"]
-
-
-def _settings(stored: dict[str, Any]) -> Settings:
-    """Make settings from those of a checkpoint; flags that it does not know have their defaults."""
-    return Settings(**{name: stored[name] for name in setting_names() if name in stored}, explicit=frozenset(stored["given"]))
 
 
 def _by_stage(before: Settings, plan: Plan, stage_settings: dict[str, StageSettings], context_len: int) -> list[str]:

@@ -127,7 +127,7 @@ def verify(path: Path) -> bool | None:
             checksum.update(buffer[:count])
             left -= count
     checksum.update(_NO_COMMENT)  # as torch has written it
-    return comment == _MARK + _digits(checksum) and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
+    return comment == _MARK + checksum.hexdigest().encode() and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
 
 
 def stage_file(path: Path, stage: str) -> Path:
@@ -204,9 +204,4 @@ def _write(content: dict[str, Any], file: IO[bytes], cancelled: Callable[[], boo
         raise cause or OSError(errno.EIO, str(error).splitlines()[0]) from error
     # The checksum is that of the archive as torch has written it; the comment and its length are added afterwards.
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_COMMENT.to_bytes(2, "little") + _MARK + _digits(hashed.hash))
-
-
-def _digits(checksum: Any) -> bytes:
-    """Return a checksum as hexadecimal digits."""
-    return str(checksum.hexdigest()).encode()
+    file.write(_COMMENT.to_bytes(2, "little") + _MARK + hashed.hash.hexdigest().encode())

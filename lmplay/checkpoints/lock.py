@@ -26,7 +26,6 @@ class Lock:
     """The lock of a model file NAME.lmp and of the files that belong to it: the hidden file .NAME.lock beside it, which exists as long as the run."""
 
     def __init__(self, path: Path):
-
         self._model = path
         self._path = path.with_name(f".{path.stem}.lock")
         self._handle: int | None = None

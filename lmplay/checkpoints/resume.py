@@ -13,7 +13,7 @@ from ..plan.schema import Plan
 from ..plan.settings import Settings
 from . import rotation
 from .best import best_file, best_names
-from .format import Damaged, load, stage_file
+from .format import Damaged, load
 from .rotation import Found
 
 
@@ -67,7 +67,7 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
     with suppress(UserError):  # a damaged file is renamed as well
         stages |= {stage["name"] for stage in load(path)["curriculum"]["state"]["stages"]}
     names = [*stages, *best_names(sorted(stages))]
-    if not rotation.exists(path, names):
+    if not rotation.existing(path, names):
         return None
     kept = rotation.free_name(path, "old")
     statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if _model_of(file) == path.stem]
@@ -85,19 +85,13 @@ def _step_back(path: Path, source: Path, to_come: list[str]) -> Path | None:
     kept = None
     if path.exists():
         kept = rotation.free_name(path, "old")
-        for file in _files(path, to_come):
+        for file in rotation.existing(path, [*to_come, *best_names(to_come)]):
             link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
     link_atomic(source, path)
     for older in rotation.previous(path).values():  # later than the state that the run resumes from; they are kept under their new names
         if kept is not None and not older.samefile(source):
             older.unlink()
     return kept
-
-
-def _files(path: Path, stages: list[str]) -> list[Path]:
-    """List the existing checkpoints that a run of these stages would replace."""
-    names = [path, *rotation.previous(path).values(), *(stage_file(path, name) for name in (*stages, *best_names(stages)))]
-    return [name for name in names if name.exists()]
 
 
 def _model_of(statistics: Path) -> Any:

@@ -56,7 +56,7 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
     :raises UserError: when the newest whole file has an unknown format version.
     """
     damaged: list[tuple[Path, str]] = []
-    for candidate in _candidates(path, stages):
+    for candidate in existing(path, stages):
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
@@ -94,15 +94,10 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
 def set_aside(path: Path, stages: Sequence[str]) -> Path:
     """Rename all files of a model, to make way for a new run, and return the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free."""
     new = free_name(path, "old")
-    for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
+    for other in existing(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
         name = new if other == path else new.with_name(new.stem + other.name.removeprefix(path.stem))
         other.rename(name)
     return new
-
-
-def exists(path: Path, stages: Sequence[str]) -> bool:
-    """Tell whether a model has any file."""
-    return bool(_candidates(path, stages))
 
 
 def clean_up(path: Path, out_dir: Path) -> None:
@@ -122,7 +117,7 @@ def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) ->
     :param keep: number of older states to keep.
     """
     count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
-    there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in _candidates(path, stages))}
+    there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in existing(path, stages))}
     try:
         check_free_bytes(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
     except OSError as error:
@@ -137,15 +132,15 @@ def previous(path: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), other) for match, other in found if match))
 
 
+def existing(path: Path, stages: Sequence[str]) -> list[Path]:
+    """List the existing files of a model in the order of resuming: the newest, the older ones, those of the stages from the last."""
+    names = [path, *previous(path).values(), *(stage_file(path, stage) for stage in reversed(stages))]
+    return [name for name in names if name.exists()]
+
+
 def free_name(path: Path, why: str) -> Path:
     """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist."""
     return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
-
-
-def _candidates(path: Path, stages: Sequence[str]) -> list[Path]:
-    """List the existing files to resume from, in order: the newest, the older ones, those of the stages from the last."""
-    names = [path, *previous(path).values(), *(stage_file(path, stage) for stage in reversed(stages))]
-    return [name for name in names if name.exists()]
 
 
 def _rotate(path: Path, keep: int) -> None:
@@ -155,18 +150,13 @@ def _rotate(path: Path, keep: int) -> None:
         return
     gap = next((number for number in range(1, keep) if number not in before), keep)
     for number in range(gap - 1, 0, -1):
-        before[number].replace(_previous_file(path, number + 1))
-    newest = _previous_file(path, 1)
+        before[number].replace(stage_file(path, f"prev-{number + 1}"))
+    newest = stage_file(path, "prev-1")
     newest.unlink(missing_ok=True)  # exists only with keep = 1
     try:
         os.link(path, newest)
     except OSError:  # no links here: for an instant there is no NAME.lmp, and a run that is killed then resumes from prev-1
         path.replace(newest)
-
-
-def _previous_file(path: Path, number: int) -> Path:
-    """Return the path of an older state."""
-    return stage_file(path, f"prev-{number}")
 
 
 def _samples_in_statistics(path: Path, out_dir: Path) -> int | None:

@@ -21,8 +21,7 @@ from . import rotation
 from .best import write_best
 from .format import Cancelled
 
-# A thread with this niceness gets about a tenth of a core where all are busy (sched(7)).
-_NICENESS = 10
+_NICENESS = 10  # a thread with it gets about a tenth of a core where all are busy (sched(7))
 _PLAIN = {int, float, str, bool, type(None)}
 
 Record = TypeVar("Record")
@@ -35,7 +34,6 @@ class Copier:
     """
 
     def __init__(self, pinned: bool = True):
-
         self._pinned = pinned
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -95,7 +93,6 @@ class Saver:
     """
 
     def __init__(self, path: Path, keep: int):
-
         self.failed = 0  # saves in a row
         self._path, self._keep = path, keep
         self._copier = Copier()

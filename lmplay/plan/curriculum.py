@@ -1,13 +1,12 @@
 """The position in a plan: the curriculum component of a checkpoint.  No torch."""
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UserError
-from .load import plan_from_json
+from .load import plan_from_json, shown
 from .schema import Plan, SourceSpec, Stage
 
 
@@ -125,5 +124,4 @@ def _differences(before: Stage, now: Stage | None) -> str:
 
 def show(value: Any) -> str:
     """Write a value as a plan would hold it, cut short."""
-    text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else text[:97] + "..."
+    return "not given" if value is None else shown(value, 100)

@@ -23,8 +23,6 @@ from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
-DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
-
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 # Names of other files beside the model's, which a stage's file must not have.
 _RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
@@ -58,7 +56,7 @@ def plan_from_dataset(dataset: str) -> Plan:
         path = _locate(dataset, Path.cwd())
     except UserError as error:
         raise UserError(f"dataset: {error}") from None
-    length = {"samples": DATASET_SAMPLES} if is_endless(path) else {"epochs": 1.0}
+    length = {"samples": 10_000} if is_endless(path) else {"epochs": 1.0}
     return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
 
 
@@ -124,7 +122,7 @@ def _plain(raw: Any, where: str) -> Any:
 def _build(raw: Any, where: str, folder: Path) -> Plan:
     """Check a plan as written, in `folder`, and put it together; `where` is the beginning of fault lines."""
     if not isinstance(raw, dict):
-        _refuse([f"{where}: found {_show(raw)}, allowed: an object with a key for each stage."])
+        _refuse([f"{where}: found {shown(raw)}, allowed: an object with a key for each stage."])
     special = {key: value for key, value in raw.items() if key.startswith("$")}
     bodies = {key: value for key, value in raw.items() if not key.startswith("$")}
     defaults = special.get("$defaults")
@@ -135,10 +133,8 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
         faults += _stage_faults(name, body, defaults, where, folder)
     faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
     _refuse(faults)
-    stages = []
-    for name, body in bodies.items():
-        located = _map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))
-        stages.append(Stage.model_validate({"name": name, **located}))
+    stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
+              for name, body in bodies.items()]
     header = Header.model_validate(special)
     return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
 
@@ -163,7 +159,7 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
         return
     stage = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
-        yield f"{stage}: found {_show(name)} as a name, allowed: {Stage.model_fields['name'].description}."
+        yield f"{stage}: found {shown(name)} as a name, allowed: {Stage.model_fields['name'].description}."
     if _RESERVED.fullmatch(name):
         yield f"{stage}: found a name that is kept for files beside the model's, allowed: another one."
     lines = _faults(StageBody, body, stage)
@@ -239,10 +235,10 @@ def _locate(path: str, folder: Path) -> str:
     if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
         names = [name for root in roots for name in _names_in(os.path.dirname(os.path.join(root, local)))]
         near = nearest(os.path.basename(local), names) or (nearest_source(path) if ":" in path else "")
-        raise UserError(f"found {_show(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(roots)}).{near}")
+        raise UserError(f"found {shown(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(roots)}).{near}")
     if _HUB_PATH.fullmatch(path):
         return path
-    raise UserError(f'found {_show(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
+    raise UserError(f'found {shown(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
                     f"or {', '.join([BUILTINS[0], *(f'{name}:...' for name in source_kinds() if name != 'builtin')])}.{nearest_source(path)}")
 
 
@@ -290,7 +286,7 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
         allowed = list(_fields(part) or ROLES)
         return key, f"unknown key.{nearest(last, allowed)} Allowed: {', '.join(allowed)}."
     rule = field.description if field else f"an object with the keys {', '.join(_fields(part))}"
-    value = "nothing" if details["type"] == "missing" else _show(raw)
+    value = "nothing" if details["type"] == "missing" else shown(raw)
     return key, f"found {value}, allowed: {rule}.{_hint(raw, details['type'], words)}"
 
 
@@ -331,7 +327,7 @@ def _part_in(annotation: Any) -> type[Part] | None:
     return next((part for part in map(_part_in, get_args(annotation)) if part), None)
 
 
-def _show(value: Any) -> str:
-    """Write a value as JSON on one short line."""
+def shown(value: Any, most: int = 60) -> str:
+    """Write a value as JSON on one line of at most that many characters."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= most else f"{text[:most - 3]}..."

@@ -241,8 +241,7 @@ class Options:
     time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; "
                                    "`auto`: before the end of the SLURM job", _ASIDE)
     max_steps: int = _flag(0, _R, _from_0, "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
-    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit",
-                                      _ASIDE)
+    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit", _ASIDE)
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)

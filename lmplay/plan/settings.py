@@ -143,8 +143,3 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
         choose("weight_decay"), choose("grad_clip"),
         validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE)
-
-
-def setting_names() -> list[str]:
-    """List the settings that are flags."""
-    return [flag.name for flag in FLAGS]

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.format import read, tensor_bytes, verify
-from ..plan.settings import Settings, setting_names
+from ..plan.options import FLAGS
+from ..plan.settings import Settings
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
 
@@ -23,7 +24,9 @@ def inspect(path: Path) -> dict[str, Any]:
     if "runner" in parts:
         result["run"] = {**_progress(parts["runner"]["state"]["stats"]), "seconds": parts["runner"]["state"]["clock"]["seconds"],
                          "resumes": len(parts["runner"]["state"]["clock"]["resumes"])}
-        result["settings"] = _changed(parts["runner"]["state_args"]["settings"])
+        settings, defaults = parts["runner"]["state_args"]["settings"], Settings()  # only those that are not the defaults of this version are shown
+        names = [flag.name for flag in FLAGS if flag.name in settings]
+        result["settings"] = {name: settings[name] for name in names if settings[name] != getattr(defaults, name)}
     result["bytes_by_component"] = {name: tensor_bytes(part["state"]) for name, part in parts.items()}
     return result
 
@@ -69,12 +72,6 @@ def _progress(stats: dict[str, Any]) -> dict[str, Any]:
     last = rows["loss_sum"][-1] / rows["n_tokens"][-1] if rows["n_tokens"] and rows["n_tokens"][-1] else None
     return {"samples": stats.get("total_train_samples", 0), "tokens": stats.get("total_train_tokens", 0), "steps": stats.get("total_train_steps", 0),
             "loss": last, "best_validation": stats["best"], "final_validation": stats["final"]}
-
-
-def _changed(settings: dict[str, Any]) -> dict[str, Any]:
-    """List the settings that are not the defaults of this version."""
-    defaults = Settings()
-    return {name: settings[name] for name in setting_names() if name in settings and settings[name] != getattr(defaults, name)}
 
 
 def _in_words(progress: dict[str, Any]) -> str:
