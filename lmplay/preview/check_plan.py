@@ -149,16 +149,13 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
 
 def _compare(data: StageData) -> dict[str, Any]:
     """Count exact duplicates among the training samples, and validation samples that are also training samples."""
-    seen: set[int] = set()
-    rows, duplicates = 0, 0
-    for sample in _rows(data.open_samples()):
-        rows += 1
-        key = hash((sample.prompt, sample.truth))
-        duplicates += key in seen
-        seen.add(key)
-    validation = data.open_validation()
-    held_out = [hash((sample.prompt, sample.truth)) in seen for sample in _rows(validation)] if validation is not None else []
-    return {"compared": rows, "duplicates": duplicates, "validation_compared": len(held_out), "validation_overlap": sum(held_out)}
+    def hashes(stream: SampleStream | None) -> list[int]:
+        return [hash((sample.prompt, sample.truth)) for sample in _rows(stream)] if stream is not None else []
+
+    compared = hashes(data.open_samples())
+    seen = set(compared)
+    held_out = [key in seen for key in hashes(data.open_validation())]
+    return {"compared": len(compared), "duplicates": len(compared) - len(seen), "validation_compared": len(held_out), "validation_overlap": sum(held_out)}
 
 
 def _rows(stream: SampleStream) -> Iterator[Sample]:
@@ -185,7 +182,8 @@ class _Timer:
 
     def time(self, objective: Objective, batch: TrainBatch) -> None:
         """Time the mini-batches of a batch: the first warms up, then from the shortest on, as many as there is time for."""
-        steps = [partial(self._step, objective, replace(batch, mini_batches=[mini_batch])) for mini_batch in batch.mini_batches]
+        steps = [partial(train_step, self.model, self._optimizers, objective, replace(batch, mini_batches=[mini_batch]), grad_clip=0.0,
+                         interrupted=lambda: False) for mini_batch in batch.mini_batches]  # the model is thrown away afterwards
         steps[0]()
         self.seconds_per_update = self._seconds(self._optimizers.step)
         slots, seconds = 0, 0.0
@@ -195,10 +193,6 @@ class _Timer:
             if seconds > _TIMED_SECONDS:
                 break
         self.seconds_per_slot = seconds / slots
-
-    def _step(self, objective: Objective, batch: TrainBatch) -> None:
-        """Train the model, which is thrown away afterwards."""
-        train_step(self.model, self._optimizers, objective, batch, grad_clip=0.0, interrupted=lambda: False)
 
     def _seconds(self, work: Callable[[], Any]) -> float:
         """Time some work, on the device too."""
