@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..errors import LmplayError, UserError
+from ..plan.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +193,7 @@ def _model_file(options: argparse.Namespace) -> Path:
         if not path.is_file():
             raise UserError(f"--model {path}: there is no such file; train one with lmp_trainer, or name another.")
         return path
-    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or "out_gpt").expanduser()
+    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")

@@ -115,7 +115,7 @@ def _without_local_paths(stage: Stage) -> Stage:
 
 
 def _differences(before: Stage, now: Stage | None) -> str:
-    """Say which keys of a stage differ, old and new."""
+    """Write the keys of a stage that differ, with old and new values."""
     if now is None:
         return "it is not there any more"
     old, new = before.model_dump(exclude_none=True), now.model_dump(exclude_none=True)

@@ -177,7 +177,7 @@ def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tup
 
 
 def _path_faults(body: dict[str, Any], folder: Path, start: str) -> list[str]:
-    """Find the data paths of a stage that lead nowhere; `start` is the start of a fault line up to the key."""
+    """Find the data paths of a stage that do not exist; `start` is the start of a fault line up to the key."""
     faults: list[str] = []
 
     def check(key: str, path: str) -> str:

@@ -70,7 +70,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
     """Read the first part of every stage of a plan, and time a few steps.
 
     :param settings: of the command line; with an existing model file, its model and tokenizer are used, and the file is not changed.
-    :param say: is told what is compiled.
+    :param say: called with a line when code has been compiled.
     :return: plain values: `stages`, a dictionary each, and their totals.
     :raises UserError: for all that is wrong with the plan's data, at once.
     """

@@ -63,7 +63,7 @@ def show(settings: Settings, plan: Plan, say: Callable[[str], None]) -> str:
     """Show what `--show-samples` or `--show-batch` asks for: lines, or, with `--json`, a list of samples or an object for the batch.
 
     :param settings: of the command line; with an existing model file, the data is shown as the run that resumes from it would read it.
-    :param say: is told of accepted changes of the data.
+    :param say: called with a line for each accepted change of the data.
     :raises UserError: when there is no such stage or batch, or the data has changed.
     """
     if settings.show_batch is None:
