@@ -6,18 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Every:
-    """Due each time a running count crosses a multiple of `interval` (0 = never).
-
-    A batch may cross several multiples: it is due once then.
-    """
+    """Due each time a running count crosses a multiple of `interval` (0 = never); once where it crosses several, as a batch may."""
 
     interval: int
 
     def due(self, before: int, after: int) -> bool:
-        """Tell whether a multiple of the interval lies in (before, after].
-
-        :param before: the count before the event.
-        :param after: the count after it, at least `before`.
-        :return: True if it is due.
-        """
+        """Tell whether a multiple of the interval lies in (before, after], two values of the count."""
         return self.interval > 0 and after // self.interval > before // self.interval

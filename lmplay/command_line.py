@@ -1,4 +1,4 @@
-"""The parser of the command lines.  Ground floor."""
+"""The parser of the command lines."""
 from __future__ import annotations
 
 import argparse
@@ -16,12 +16,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
 
     def read(self, argv: list[str] | None = None) -> argparse.Namespace:
-        """Read a command line.
-
-        :param argv: the arguments; None = those of the process.
-        :return: the values of the flags.
-        :raises UserError: when a flag is unknown or its value is not allowed.
-        """
+        """Read a command line; None = that of the process. Raises UserError when a flag is unknown or its value is not allowed."""
         known, unknown = self.parse_known_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
         if unknown:
             flags = [option for action in self._actions for option in action.option_strings]

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +16,7 @@ from .errors import UserError
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
 
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: Callable[[Path], None] | None = None) -> None:
+def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: Callable[[Path], None] | None = None) -> None:
     """Write a file under a temporary name, sync it, rename it over the old one and sync the folder.
 
     :param path: the file to create or to replace.
@@ -39,33 +40,25 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], None], before_rename: 
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text atomically (see :func:`write_atomic`)."""
-    write_atomic(path, lambda file: _write_all(file, text.encode()))
+    """Write UTF-8 text atomically, see :func:`write_atomic`."""
+    write_atomic(path, lambda file: file.write(text.encode()))
 
 
 def link_atomic(path: Path, other: Path) -> None:
-    """Link a file to a second name, replacing the file that had it; copy the file where links are not supported.
-
-    :param path: the existing file.
-    :param other: its second name, on the same disk.
-    """
+    """Link a file to a second name on the same disk, replacing the file that had it; copy the file where links are not supported."""
     temporary = _temporary(other)
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
     except OSError:
-        write_atomic(other, lambda file: _copy_into(path, file))
-        return
+        with open(path, "rb") as source:
+            return write_atomic(other, lambda file: shutil.copyfileobj(source, file))
     os.replace(temporary, other)
     _sync_folder(other.parent)
 
 
 def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
-    """Remove temporary files of processes that were killed while writing.
-
-    :param folder: where to look.
-    :param ours: given the name of the file that was being written, tells whether its temporary file may be removed.
-    """
+    """Remove the temporary files of killed processes from a folder, where `ours` returns True for the name of the file that was being written."""
     for path in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(path.name)
         if found and ours(found["name"]) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
@@ -84,12 +77,7 @@ def is_alive(pid: int) -> bool:
 
 
 def check_free_bytes(folder: Path, needed: int) -> None:
-    """Check that a file will fit on the disk, before any of it is written.
-
-    :param folder: where it will be.
-    :param needed: its size in bytes.
-    :raises OSError: ENOSPC, with the bytes that are needed and free.
-    """
+    """Check that a file of a size in bytes will fit on a folder's disk before it is written; raises OSError (ENOSPC) with the bytes needed and free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"it needs {needed:,} bytes, and {free:,} are free on the disk")
@@ -98,9 +86,7 @@ def check_free_bytes(folder: Path, needed: int) -> None:
 def check_folder(path: Path, what: str) -> None:
     """Check that a folder is writable or can be created, without creating anything.
 
-    :param path: the folder.
-    :param what: its name in the message.
-    :raises UserError: when it is not.
+    :param what: its name in the message of the UserError.
     """
     nearest = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -109,12 +95,9 @@ def check_folder(path: Path, what: str) -> None:
 
 
 def make_folder(path: Path, what: str) -> Path:
-    """Create a folder with its parents and check that it is writable.
+    """Create a folder with its parents, check that it is writable, and return it.
 
-    :param path: the folder.
-    :param what: its name in the message.
-    :return: the same path.
-    :raises UserError: when it cannot be created or is not writable.
+    :param what: its name in the message of the UserError.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -175,26 +158,11 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def _write_all(file: IO[bytes], data: bytes) -> None:
-    """Write bytes and return nothing, as :func:`write_atomic` wants it."""
-    file.write(data)
-
-
-def _copy_into(path: Path, file: IO[bytes]) -> None:
-    """Copy a file's bytes into an open one."""
-    with open(path, "rb") as source:
-        shutil.copyfileobj(source, file)
-
-
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; a no-op where folders cannot be opened (Windows)."""
-    try:
+    """Make a rename durable."""
+    with suppress(OSError):  # Windows cannot open a folder, and some network file systems refuse to sync one: the rename itself has happened
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass  # some network file systems refuse to sync a folder: the rename itself has happened
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,4 +1,4 @@
-"""The Hugging Face hub from outside: whether it answers, and how long to wait when it doesn't.  Ground floor."""
+"""The Hugging Face hub from outside: whether it answers, and how long to wait when it doesn't."""
 from __future__ import annotations
 
 import os
@@ -11,23 +11,17 @@ from urllib.parse import urlsplit
 
 from .errors import Unavailable, UserError
 
-# Seconds that the hub may take to answer; its addresses are tried one after the other.
-_PATIENCE = 15.0
+_ANSWER_SECONDS = 15.0  # that the hub may take to answer; its addresses are tried one after the other
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
-# Seconds between tries: twice as long each time, up to a most. Seconds in all, from the first failure on: by default, and where the hub itself
-# has named a time to come back (its limits are counted over five minutes).
+# Seconds between tries: they double up to the longest.
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-_DEFAULT_PATIENCE = 120.0
-_PATIENCE_WHEN_TOLD = 600.0
-# Seconds between two checks whether to stop waiting.
-_CHECK_SECONDS = 0.2
+# Seconds in all, from the first failure on: by default, and where the hub has said when to come back (its limits are counted over five minutes).
+_DEFAULT_PATIENCE, _PATIENCE_WHEN_TOLD = 120.0, 600.0
+_CHECK_SECONDS = 0.2  # between two checks whether to stop waiting
 
 
 def hub_problem() -> str | None:
-    """Check whether the hub answers, asking as its own client does, through the same proxies.
-
-    :return: None when it answers, even with a refusal; else the reason why it doesn't, in one line.
-    """
+    """Ask the hub as its own client does, through the same proxies: None when it answers, even with a refusal, else the reason in one line."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         return "HF_HUB_OFFLINE is set"
     reasons = ["no answer"]
@@ -36,24 +30,24 @@ def hub_problem() -> str | None:
         from huggingface_hub.utils import build_hf_headers, get_session
 
         try:
-            answer = get_session().get(f"{hub_endpoint()}/api/datasets?limit=1", headers=build_hf_headers(), timeout=_PATIENCE)
+            answer = get_session().get(f"{hub_endpoint()}/api/datasets?limit=1", headers=build_hf_headers(), timeout=_ANSWER_SECONDS)
             reasons[:] = _wrong_answer(answer)
         except Exception as error:
             reasons[:] = [first_line(error)]
 
     thread = threading.Thread(target=ask, daemon=True)  # the look-up of an address has no timeout
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_ANSWER_SECONDS)
     return reasons[0] if reasons else None
 
 
 def hub_endpoint() -> str:
-    """Give the hub's address, as its own client finds it."""
+    """Return the hub's address, as its own client finds it."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 class Outage(Exception):
-    """The hub did not answer as it should, and may do so later; `asked` are the seconds that it wants to be left alone, if it said so."""
+    """The hub did not answer as it should, and may do so later; `asked` are the seconds after which it asks to be tried again, if it said so."""
 
     def __init__(self, reason: str, asked: float | None = None):
         super().__init__(reason)
@@ -61,7 +55,7 @@ class Outage(Exception):
 
 
 class Waiting:
-    """What happens while the hub is waited for: `say` tells the user, `stopped` can end it."""
+    """What happens while waiting for the hub: `say` tells the user, `stopped` can end it."""
 
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
@@ -72,12 +66,9 @@ waiting = Waiting()
 
 
 class Patience:
-    """Retries: each wait is twice the one before, longer where the hub asks for it, up to a limit; a success starts over."""
+    """Retries of what `label` names in messages: each wait is twice the one before, longer where the hub asks for it, up to a limit; a success starts over."""
 
     def __init__(self, label: str):
-        """
-        :param label: what is being read, for the messages.
-        """
         self._label = label
         self._limit = _patience()
         self.renew()
@@ -89,11 +80,7 @@ class Patience:
         self._told = False
 
     def wait(self, outage: Outage) -> None:
-        """Wait before the next try.
-
-        :param outage: what went wrong.
-        :raises Unavailable: when it has been too long, or somebody asks to stop meanwhile.
-        """
+        """Wait before the next try; raises Unavailable when the limit is reached, or a stop is requested meanwhile."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         pause = max(self._next, outage.asked or 0.0)
@@ -112,11 +99,7 @@ class Patience:
 
 
 def outage_of(error: BaseException) -> Outage | None:
-    """Tell whether an error of the hub's client means that the hub may answer later.
-
-    :param error: what the client raised; its causes are looked at, too.
-    :return: the outage; None for what waiting cannot mend.
-    """
+    """Tell whether an error of the hub's client, or one of its causes, means that the hub may answer later; None where waiting is no use."""
     found: Outage | None = None
     seen: BaseException | None = error
     while seen is not None:
@@ -133,12 +116,7 @@ def outage_of(error: BaseException) -> Outage | None:
 
 
 def outage_of_status(status: int, headers: Any) -> Outage | None:
-    """Tell whether an answer means that the hub may answer better later.
-
-    :param status: of the answer.
-    :param headers: of the answer; `Retry-After` in seconds is heeded.
-    :return: the outage; None where waiting cannot mend it.
-    """
+    """Tell whether an HTTP status means that the hub may answer later; `Retry-After` in seconds is followed. None where waiting is no use."""
     if status not in (408, 425, 429) and status < 500:
         return None
     asked = str(headers.get("Retry-After") or "").strip()
@@ -146,7 +124,7 @@ def outage_of_status(status: int, headers: Any) -> Outage | None:
 
 
 def _wrong_answer(answer: Any) -> list[str]:
-    """Say why an answer is not the hub's, if so: a server's error, or the login page of a network in between."""
+    """Say why an answer is not the hub's, if it is a server's error, or the login page of a network."""
     if answer.status_code >= 500:
         return [f"HTTP {answer.status_code}"]
     if answer.status_code < 400 and "html" in answer.headers.get("Content-Type", ""):
@@ -155,7 +133,7 @@ def _wrong_answer(answer: Any) -> list[str]:
 
 
 def _patience() -> float:
-    """Give the seconds to go on trying: `LMP_HUB_PATIENCE`, or the default."""
+    """Return the seconds to go on trying: `LMP_HUB_PATIENCE`, or the default."""
     given = os.environ.get("LMP_HUB_PATIENCE", "")
     try:
         return float(given) if given else _DEFAULT_PATIENCE

@@ -1,4 +1,4 @@
-"""Finding files: what a folder and what a glob hold, even where links form loops.  Ground floor."""
+"""Finding files: what a folder and what a glob hold, even where links form loops."""
 from __future__ import annotations
 
 import glob
@@ -12,10 +12,8 @@ from .errors import UserError
 
 
 def walk_files(root: Path) -> Iterator[Path]:
-    """Find the files of a folder and of those in it, linked ones too, but for hidden ones; a folder that links lead to again is read once.
+    """Find the files of a folder and of the folders in it, in no order; links are followed, each folder is read once, and hidden ones are skipped.
 
-    :param root: the folder.
-    :return: paths that begin with it, in no order.
     :raises UserError: when one of the folders cannot be read: its files must not be missing silently.
     """
     def refuse(error: OSError) -> None:
@@ -30,12 +28,10 @@ def walk_files(root: Path) -> Iterator[Path]:
 
 
 def glob_files(pattern: str) -> Iterator[Path]:
-    """Find the files that a glob names.
+    """Find the files that a glob names, in no order: `*`, `?`, `[...]`, and `**` for any number of folders.
 
     Python's own `**` follows every link again and again: with two that lead upwards it never ends.
 
-    :param pattern: with `*`, `?`, `[...]`, and `**` for any number of folders.
-    :return: their paths, in no order.
     :raises UserError: when a folder below `**` cannot be read.
     """
     path = Path(pattern)
@@ -48,7 +44,7 @@ def glob_files(pattern: str) -> Iterator[Path]:
 
 
 def glob_root(path: Path) -> Path:
-    """Give the folder that all files of a glob are in."""
+    """Return the folder that all files of a glob are in."""
     return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
 
 

@@ -1,4 +1,4 @@
-"""Rows of tables that installed packages can add to, by entry points.  Ground floor; a row is imported on demand."""
+"""Rows of tables that installed packages can add to, by entry points; a row is imported on demand."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -10,30 +10,28 @@ from .errors import LmplayError, UserError
 
 @dataclass(frozen=True)
 class Plugin:
-    """A row: its name, a line about it, and where it is imported from, ``module:Class``."""
+    """A row: its name, a line about it, and where it is imported from, ``module:Class``.
+
+    `kind` is what a row is called in messages (the group of entry points is ``lmplay.KINDs``), `chosen_by` the flag or plan key that chooses a row, and
+    `method` what a target must have: a class can be called.
+    """
 
     kind: ClassVar[str]
-    """What a row is called in messages; the group of entry points is ``lmplay.KINDs``."""
     chosen_by: ClassVar[str]
-    """The flag or plan key that chooses a row."""
     method: ClassVar[str] = "__call__"
-    """What a target has to have: a class can be called."""
     name: str
     description: str
     target: str
 
     def load(self) -> Any:
-        """Import the target.
-
-        :raises UserError: when it cannot be imported, or is none.
-        """
+        """Import the target; raises UserError when it cannot be imported, or does not have the `method`."""
         from importlib.metadata import EntryPoint
 
         try:
             target = EntryPoint(self.name, self.target, f"lmplay.{self.kind}s").load()
         except LmplayError:
             raise
-        except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
+        except Exception as error:  # a module can raise anything on import; the message names its package
             raise self.fault(f"{self.target} cannot be imported ({type(error).__name__}: {error})") from error
         if not callable(getattr(target, self.method, None)):
             raise self.fault(f"{self.target} {'is not a class' if self.method == '__call__' else f'has no method {self.method}'}")
@@ -49,13 +47,7 @@ Row = TypeVar("Row", bound=Plugin)
 
 
 def with_offered(row: type[Row], built_in: Iterable[Row]) -> dict[str, Row]:
-    """List the built-in rows, then those of installed packages by name; imports none of them.
-
-    :param row: the kind of row.
-    :param built_in: the built-in ones.
-    :return: name -> row.
-    :raises UserError: when two offer the same name.
-    """
+    """List the built-in rows, then those of installed packages, by name; imports none of them. Raises UserError when two offer the same name."""
     from importlib.metadata import entry_points
 
     table = {known.name: known for known in built_in}

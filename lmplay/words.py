@@ -1,4 +1,4 @@
-"""How names, counts, durations and bytes are written, and what counts as a word.  Ground floor."""
+"""How names, counts, durations and bytes are written, and what counts as a word."""
 from __future__ import annotations
 
 import re
@@ -11,11 +11,7 @@ SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def compact(value: float) -> str:
-    """Write a count shortly.
-
-    :param value: the count.
-    :return: ``950``, ``2k``, ``1.5M``, ``3B``.
-    """
+    """Write a count shortly: ``950``, ``2k``, ``1.5M``, ``3B``."""
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
             return f"{value / size:.4g}{suffix}"
@@ -23,13 +19,7 @@ def compact(value: float) -> str:
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:
-    """Write a number of things.
-
-    :param count: how many.
-    :param one: what one of them is called.
-    :param many: what several are called; None = with an s.
-    :return: ``1 row``, ``2,000 rows``, ``0 batches``.
-    """
+    """Write a number of things, by default with an s: ``1 row``, ``2,000 rows``, ``0 batches``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -39,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Shorten a long name in its middle: runs often differ at their ends."""
+    """Shorten a long name in its middle, because names of runs often differ at their ends."""
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
@@ -53,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write the time that is left as h:mm:ss."""
+    """Write a time as h:mm:ss."""
     minutes, seconds = divmod(max(round(seconds), 0), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 

@@ -13,9 +13,9 @@ _NEVER = (1 << 31) - 1
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: returning it to the system and requesting it again costs a page fault for each 4 KiB in every step.
 
-    Two settings do it: the heap is never trimmed, and no block is mapped by itself, because such a block is unmapped when it is freed. (Raising
-    M_MMAP_THRESHOLD does not help: its maximum is 32 MiB, and the logits and gradients of a head are larger.) A process then holds the most memory that it
-    has ever used. Does nothing without glibc, or where the user has set glibc's variables (MALLOC_TRIM_THRESHOLD_ …).
+    The heap is never trimmed, and no block is mapped by itself, because such a block is unmapped when it is freed. (Raising M_MMAP_THRESHOLD does not help: its
+    maximum is 32 MiB, and the logits and gradients of a head are larger.) A process then holds the most memory that it has ever used. Does nothing without
+    glibc, or where the user has set glibc's variables (MALLOC_TRIM_THRESHOLD_ …).
     """
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return

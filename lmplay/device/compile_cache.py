@@ -17,8 +17,8 @@ _PATIENCE = 10.0
 def keep_compiled() -> None:
     """Let torch keep compiled code in the user's cache folder, unless the user has set another one (TORCHINDUCTOR_CACHE_DIR).
 
-    By default torch uses a temporary folder, which is lost at the next boot, or on another node of a cluster. That is kept where the user's folder cannot be
-    used: it is not writable, does not support locks, or does not allow execution.
+    By default torch uses a temporary folder, which is lost at the next boot, or on another node of a cluster. It is used where the cache folder is not
+    writable, does not support locks, or does not allow execution.
     """
     if _VARIABLE not in os.environ and (folder := _folder()) is not None and _is_usable(folder):
         os.environ[_VARIABLE] = str(folder)

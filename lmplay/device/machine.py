@@ -15,10 +15,7 @@ _LOOKS, _BETWEEN_LOOKS = 7, 0.005
 
 
 def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
-    """Return the instruction sets of the processor by their Linux names; empty where the system does not tell.
-
-    :param root: where the system's files are.
-    """
+    """Return the instruction sets of the processor by their Linux names; empty where the system does not tell. `root` holds the system's files."""
     with suppress(OSError):
         for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -31,8 +28,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """Return the CPU quota of this process in cores, as set for a container or a job; None = no limit.
 
     The system's number of cores does not include it: with one thread for each core, all threads would be paused for a part of each period.
-
-    :param root: where the system's files are; see cgroups(7), cpu.max of version 2 and cpu.cfs_quota_us of version 1.
+    See cgroups(7): cpu.max of version 2 and cpu.cfs_quota_us of version 1.
     """
     quotas = []
     with suppress(OSError):
@@ -46,12 +42,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def threads_to_use(taken: int, root: Path = Path("/")) -> int:
-    """Choose the number of threads for a step.
-
-    :param taken: the number that is the default.
-    :param root: where the system's files are.
-    :return: at most the whole cores of this process's quota; `taken` where the user has set a number.
-    """
+    """Choose the number of threads for a step: `taken`, the default, but at most the whole cores of the quota; `taken` where the user has set a number."""
     quota = None if any(name in os.environ for name in _CHOSEN) else cpu_quota(root)
     return taken if quota is None else max(1, min(taken, int(quota)))
 
@@ -59,7 +50,7 @@ def threads_to_use(taken: int, root: Path = Path("/")) -> int:
 def cores_are_taken(root: Path = Path("/")) -> bool:
     """Tell whether other programs leave fewer free cores than this one has threads; False where the system does not tell.
 
-    :param root: where the system's files are; see proc_pid_loadavg(5): the fourth field counts the threads that run at this moment, this one included.
+    See proc_pid_loadavg(5): the fourth field counts the threads that run at this moment, this one included.
     """
     running = []
     with suppress(OSError, ValueError, IndexError):

@@ -19,16 +19,11 @@ _CONTAINER_CACHES = ("inactive_file ", "total_inactive_file ")
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory has run out, on the device or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS))
 
 
 def free_memory(device: torch.device) -> None:
-    """Free unused memory; to be called outside of the `except` block, because the error holds the tensors of its frames.
-
-    :param device: whose allocator's cache is emptied.
-    """
+    """Free unused memory and empty the device's cache. Call it outside of the `except` block, because the error holds the tensors of its frames."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""A model on its device: as it was built, and as it is run.  Device floor."""
+"""A model on its device: as it was built, and as it is run."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,12 +10,10 @@ from .runtime import Runtime
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A model and where it runs."""
+    """A model and where it runs: `raw` is saved, frozen and checked; `wrapped` is what is run: the same, or its compiled code."""
 
     raw: nn.Module
-    """As built: owns parameters and head; is saved, frozen and checked."""
     wrapped: nn.Module
-    """What is run in its place: the same, or its compiled code."""
     runtime: Runtime
 
     @property

@@ -19,10 +19,8 @@ def random_state() -> dict[str, Any]:
     """Return the random state of every library, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = cast(tuple[Any, ...], np.random.get_state(legacy=True))
-    state: dict[str, Any] = {"python": [version, list(numbers), gauss],
-                             "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-                             **torch_random_state()}
-    return state
+    return {"python": [version, list(numbers), gauss],
+            "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)], **torch_random_state()}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
@@ -35,7 +33,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def torch_random_state() -> dict[str, Any]:
-    """Return torch's random state on all devices in use: all that a step uses, so restoring it undoes one."""
+    """Return torch's random state on all devices in use; restoring it undoes the random numbers that a step has drawn."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()

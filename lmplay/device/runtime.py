@@ -23,13 +23,9 @@ _PLAIN_CONTEXT = 512
 
 
 class Runtime:
-    """Where and how a model runs."""
+    """Where and how a model runs; raises UserError when the device does not exist."""
 
     def __init__(self, settings: Settings):
-        """
-        :param settings: device, amp and compile flags.
-        :raises UserError: when the device does not exist.
-        """
         self.ranks = Ranks()
         self.device = choose_device(settings.device)
         if settings.tune_allocator and self.device.type == "cpu":
@@ -58,7 +54,7 @@ class Runtime:
         able = "lengths" in inspect.signature(model.forward).parameters
         if self._settings.pack == "on" and not able:
             raise UserError(f"--pack on: {type(model).__name__}.forward takes no `lengths` (see lmplay.exp); leave --pack out.")
-        # With other lengths in each step the model would be compiled anew, and a GPU waits for the many small attentions.
+        # The lengths differ in each step: a compiled model would be compiled again, and a GPU would wait for many small attentions.
         return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu" and not self._settings.compile_model))
 
     def save_memory(self, model: nn.Module) -> None:
@@ -74,7 +70,7 @@ class Runtime:
 
     def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None],
              while_compiling: Callable[[], AbstractContextManager[Any]] = nullcontext) -> nn.Module:
-        """Return the model that runs: compiled with `--compile-model`, else the raw one. Saving and freezing always use the raw one.
+        """Return the model that runs: compiled with `--compile-model`, else the raw one.
 
         :param context_len: the longest piece of the model, in tokens.
         :param tell: called with a line when code has been compiled.
@@ -101,18 +97,11 @@ class Runtime:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context manager for forward passes."""
-        if self.amp_dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.amp_dtype)
+        return nullcontext() if self.amp_dtype is None else torch.autocast(self.device.type, dtype=self.amp_dtype)
 
 
 def choose_device(name: str | None) -> torch.device:
-    """Choose the device.
-
-    :param name: cpu, cuda, cuda:N or mps; None = the first that exists of cuda, mps, cpu.
-    :return: the device.
-    :raises UserError: when it does not exist.
-    """
+    """Choose the device by name (cpu, cuda, cuda:N or mps); None = the first that exists of cuda, mps, cpu. Raises UserError when it does not exist."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name is None:
         return torch.device(next(kind for kind, present in there.items() if present))

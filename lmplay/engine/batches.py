@@ -22,33 +22,30 @@ _AHEAD = 4
 
 @dataclass(frozen=True)
 class Grouping:
-    """How pieces are put into mini-batches."""
+    """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`."""
 
     mini_batch_size: int
-    """Pieces; counts where there is no token budget."""
     multiple: int
-    """Padded lengths are rounded up to a multiple of this."""
     context_len: int
     packed: bool
-    """One piece behind the other, without padding."""
 
     def mini_batches(self, pieces: Sequence[Piece], token_budget: int) -> list[MiniBatch]:
-        """Make mini-batches of pieces: of at most so many tokens, 0 = by pieces."""
+        """Make mini-batches of at most `token_budget` tokens, 0 = by pieces."""
         return collate(pieces, self.mini_batch_size, self.multiple, self.context_len, token_budget, self.packed)
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """A batch as a step takes it."""
+    """A batch as a step takes it: with its mini-batches, which have at most `token_budget` tokens (0 = they go by pieces).
+
+    `sources` are the numbers of the pieces' sources, none where losses are not measured by source; word accuracy is measured on the `accuracy_pieces`.
+    """
 
     batch: Batch
     mini_batches: list[MiniBatch]
     token_budget: int
-    """Most tokens of a mini-batch; 0 = they go by pieces."""
     sources: list[int]
-    """The number of the source of each piece; empty where sources are not told apart."""
     accuracy_pieces: range
-    """Numbers of the pieces on which word accuracy is measured."""
 
     @property
     def longest(self) -> int:

@@ -37,7 +37,7 @@ class BySource:
         """Give loss sum and tokens of the sources in a batch.
 
         :param batch: the batch.
-        :param loss_sums: by the number of the source; none where they are not told apart.
+        :param loss_sums: by the number of the source; none for a stage with one source.
         """
         tokens = count_tokens(batch.pieces) if loss_sums else {}
         return {self._names[number]: SourceLoss(loss_sums[number], count) for number, count in tokens.items() if count}

@@ -21,7 +21,7 @@ from ..tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation says: sums by the names of :mod:`lmplay.stats.figures`, those of each source where they are told apart, and the first piece."""
+    """What a validation says: sums by the names of :mod:`lmplay.stats.figures`, those of each source in a stage with several, and the first piece."""
 
     sums: dict[str, float]
     by_source: dict[str, SourceLoss]
@@ -36,7 +36,7 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, sam
     :param prepare: makes the pieces of a sample.
     :param to_mini_batches: makes of pieces what goes through the device at once.
     :param interrupted: asked before each mini-batch.
-    :param names: of the sources, by the numbers in the samples, where they are to be told apart.
+    :param names: of the sources, by the numbers in the samples; none = losses are not wanted by source.
     :return: None when interrupted; predictions are each token's given all the truth before it.
     """
     pieces = [piece for sample in samples for piece in prepare(sample)]

@@ -39,7 +39,7 @@ class HeldOut:
             self._stage.state.validation_position = self._stream.state()
 
     def final(self) -> list[Sample]:
-        """Take the samples of the validation that ends the stage: not so many that long texts make it take longer than the stage."""
+        """Take the samples of the validation that ends the stage: fewer where texts are long, or it would take longer than the stage."""
         stream = self._stage.data.open_validation() if self.is_there else None
         if stream is None:
             return []

@@ -22,7 +22,7 @@ class StepSums:
     loss_sum: torch.Tensor
     """Of the losses in nats, a scalar; where it or the gradient's norm is not finite, nothing has been updated."""
     source_sums: torch.Tensor
-    """The loss sum of each source (sources,); empty where they are not told apart."""
+    """The loss sum of each source (sources,); empty for a stage with one source."""
     figures: dict[str, torch.Tensor] = field(default_factory=dict)
     """Sums of the objective's own figures, scalars."""
     predictions: dict[int, torch.Tensor] = field(default_factory=dict)

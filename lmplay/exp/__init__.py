@@ -1,11 +1,12 @@
-"""The table of experiments: named model families, imported on demand.  Model floor: imports the ground floor only, and no torch.
+"""The table of experiments: named model families, imported on demand.  No torch.
 
-The contract of an experiment's model: its constructor takes `vocab_size`, `context_len` and the experiment's own settings by keyword;
-``forward(tokens_BT)`` gives hidden states (B, T, D) for right-padded token ids (B, T), none depending on a later token; ``head``
-is a module that turns hidden states into logits (..., V) (a bias-free ``nn.Linear`` is the fast case).  It sees no strings, optimizers or files.
-A ``forward(…, lengths=None)`` reads pieces of these lengths one behind the other in one row, each as if alone: short texts then train faster on a CPU.
-Its `blocks`, an ``nn.ModuleList`` (or a property that gives it), are what ``--activation-checkpointing`` computes again, each by itself.
-A ``forward(tokens_BT, cache=None)`` that takes a :class:`lmplay.modules.cache.KeyValueCache` makes writing texts fast; without it each token reads all again.
+The contract of an experiment's model: its constructor takes `vocab_size`, `context_len` and the experiment's own settings by keyword.
+``forward(tokens_BT)`` returns hidden states (B, T, D) for right-padded token ids (B, T), none of which depends on a later token.
+``head`` is a module that turns hidden states into logits (..., V); a bias-free ``nn.Linear`` is the fast case.
+The model sees no strings, optimizers or files.  What it may have besides:
+``forward(…, lengths=None)`` reads pieces of these lengths that are packed into one row, each as if alone: short texts then train faster on a CPU.
+``blocks``, an ``nn.ModuleList`` (or a property that returns one), are what ``--activation-checkpointing`` recomputes, each by itself.
+``forward(tokens_BT, cache=None)`` takes a :class:`lmplay.modules.cache.KeyValueCache`, which makes generation fast: without it each new token reads all before.
 Another package offers one by an entry point of the group ``lmplay.experiments``: ``name = "module:Class"``.
 """
 from __future__ import annotations
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment(Plugin):
-    """A row of the table; its target is its model."""
+    """A row of the table: its target is its model, and its `settings` are defaults that differ from those of the flags."""
 
     kind: ClassVar[str] = "experiment"
     chosen_by: ClassVar[str] = "--exp"
     settings: dict[str, Any] = field(default_factory=dict)
-    """Defaults that differ from those of the flags."""
 
 
 _GPT2ISH = f"{__name__}.gpt2ish:GPT2ish"
@@ -47,12 +47,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def get_experiment(name: str) -> Experiment:
-    """Look an experiment up.
-
-    :param name: its name.
-    :return: the experiment.
-    :raises UserError: when there is none; lists those there are.
-    """
+    """Look an experiment up by name; raises UserError when there is none, and lists those there are."""
     table = experiments()
     if name not in table:
         raise UserError(f"--exp {name}: there is no such experiment.{nearest(name, table)} There are: {', '.join(table)}.")
@@ -60,10 +55,9 @@ def get_experiment(name: str) -> Experiment:
 
 
 def accepted_settings(experiment: Experiment) -> dict[str, Any] | None:
-    """Say what an experiment's model can be given; imports its target.
+    """Return what the constructor of an experiment's model accepts; imports its target.
 
-    :param experiment: the experiment.
-    :return: keyword -> default (``inspect.Parameter.empty`` where it must be given), or None when it takes any keyword.
+    :return: keyword -> default (``inspect.Parameter.empty`` where it must be given), or None when it accepts any keyword.
     :raises UserError: when the target cannot be imported.
     """
     parameters = inspect.signature(experiment.load()).parameters.values()
@@ -75,10 +69,8 @@ def accepted_settings(experiment: Experiment) -> dict[str, Any] | None:
 def build_model(experiment: Experiment, **settings: Any) -> nn.Module:
     """Build an experiment's model with fresh weights.
 
-    :param experiment: which.
     :param settings: arguments of its constructor, `vocab_size` and `context_len` among them.
-    :return: the model.
-    :raises UserError: when the target cannot be imported, takes other settings, or gives a model without a head.
+    :raises UserError: when the target cannot be imported, accepts other settings, or makes a model without a head.
     """
     from torch import nn
 
@@ -92,7 +84,7 @@ def build_model(experiment: Experiment, **settings: Any) -> nn.Module:
 
 
 def _check_settings(experiment: Experiment, settings: dict[str, Any], accepted: dict[str, Any]) -> None:
-    """Refuse settings that the constructor does not take, and too few of them, all at once."""
+    """Refuse settings that the constructor does not accept, and missing ones, all at once."""
     takes = f"It takes: {', '.join(accepted)}."
     faults = [f"experiment '{experiment.name}': has no setting '{name}'.{nearest(name, accepted)} {takes}" for name in settings if name not in accepted]
     missing = [name for name, default in accepted.items() if default is inspect.Parameter.empty and name not in settings]

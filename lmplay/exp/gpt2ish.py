@@ -1,7 +1,4 @@
-"""The GPT-2 family.  Model floor: imports torch, modules/ and the ground floor only.
-
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".  Shapes: B pieces, T positions, D width, V vocabulary.
-"""
+"""The GPT-2 family: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".  Shapes: B pieces, T positions, D width, V vocabulary."""
 from __future__ import annotations
 
 import math
@@ -15,19 +12,13 @@ from ..modules.cache import KeyValueCache
 
 
 class GPT2ish(nn.Module):
-    """Pre-norm transformer with learned positions; given GPT-2's weights it computes GPT-2's logits."""
+    """Pre-norm transformer with learned positions and fresh weights; with GPT-2's weights it computes GPT-2's logits."""
 
-    def __init__(
-        self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.1, tied_head: bool = True
-    ):
-        """Build it with fresh weights.
-
-        :param vocab_size: V.
+    def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.1, tied_head: bool = True):
+        """
         :param context_len: the longest sequence, in tokens.
-        :param num_blocks: transformer blocks.
         :param embed_dim: D, a multiple of `num_heads`.
-        :param num_heads: attention heads of a block.
-        :param dropout: share dropped while training from embeddings, attention weights and what blocks add; 0.1 is GPT-2's.
+        :param dropout: share of embeddings, attention weights and outputs of blocks that is dropped during training; 0.1 is GPT-2's.
         :param tied_head: the head's weight is the token embedding's.
         :raises UserError: when a size is not a positive number, or the heads don't divide the width.
         """
@@ -51,8 +42,8 @@ class GPT2ish(nn.Module):
         """Read tokens.
 
         :param tokens_BT: token ids, right-padded (no position sees a later one, so padding needs no mask).
-        :param cache: what was read before them, when a text is written; takes them in.
-        :param lengths: where B is 1: of the pieces that stand in this row one behind the other, each read as if it were alone.
+        :param cache: in generation, the keys and values of the tokens before these; those of these tokens are added.
+        :param lengths: where B is 1: in tokens, of the pieces packed into this row, each read as if it were alone.
         :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
         :raises ValueError: when a piece has more tokens than the context length.
         """
@@ -72,7 +63,7 @@ class GPT2ish(nn.Module):
         return self.final_norm(hidden_BTD)
 
     def _initialize(self, num_blocks: int) -> None:
-        """Draw weights as GPT-2: N(0, 0.02), less for what adds to the residual stream, which 2 * num_blocks parts add to; biases 0."""
+        """Draw weights as GPT-2 does: N(0, 0.02), with a smaller deviation in the 2 * num_blocks layers that add to the residual stream; biases are 0."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)

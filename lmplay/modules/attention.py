@@ -1,7 +1,4 @@
-"""Attention.
-
-Shapes: B pieces, T positions, D embedding width, H heads, K width of a head.
-"""
+"""Attention.  Shapes: B pieces, T positions, D embedding width, H heads, K width of a head."""
 from __future__ import annotations
 
 from itertools import groupby
@@ -15,15 +12,12 @@ from .cache import KeyValueCache
 
 
 class CausalSelfAttention(nn.Module):
-    """Causal multi-head attention: a position attends to itself and those before it; one linear layer computes query, key and value."""
+    """Causal multi-head attention: a position attends to itself and those before it; one linear layer computes query, key and value.
+
+    During training `dropout` is the probability of dropping an attention weight, and an output. Raises UserError when `num_heads` does not divide `embed_dim`.
+    """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-        """
-        :param embed_dim: D.
-        :param num_heads: H, a divisor of D.
-        :param dropout: probability of dropping an attention weight and an output during training.
-        :raises UserError: when H does not divide D.
-        """
         super().__init__()
         check_heads(embed_dim, num_heads)
         self.num_heads = num_heads
@@ -33,9 +27,7 @@ class CausalSelfAttention(nn.Module):
         self.residual_dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
-        """Attend.
-
-        Pieces are padded on the right, where no real position attends to: the causal mask is the only one.
+        """Attend.  Pieces are padded on the right, where no real position attends to: the causal mask is the only one.
 
         :param hidden_BTD: normalized hidden states.
         :param cache: keys and values of the positions before these, in generation.
@@ -64,21 +56,14 @@ class CausalSelfAttention(nn.Module):
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse a number of heads that does not divide the width.
-
-    :param embed_dim: the width.
-    :param num_heads: the number of heads.
-    :raises UserError: with both, and the nearest values that fit.
-    """
+    """Raise a UserError where the number of heads does not divide the width, with the nearest values of both that fit."""
     if embed_dim % num_heads == 0:
         return
     below = embed_dim // num_heads * num_heads
     widths = " or ".join(str(width) for width in (below, below + num_heads) if width)
     heads = " or ".join(str(number) for number in _divisors_around(embed_dim, num_heads))
-    raise UserError(
-        f"--embed-dim {embed_dim}, --num-heads {num_heads}: the width must be a multiple of the number of heads; "
-        f"choose --embed-dim {widths}, or --num-heads {heads}."
-    )
+    raise UserError(f"--embed-dim {embed_dim}, --num-heads {num_heads}: the width must be a multiple of the number of heads; "
+                    f"choose --embed-dim {widths}, or --num-heads {heads}.")
 
 
 def _divisors_around(number: int, wanted: int) -> list[int]:

@@ -1,7 +1,4 @@
-"""Transformer blocks.
-
-Shapes: B pieces, T positions, D embedding width.
-"""
+"""Transformer blocks.  Shapes: B pieces, T positions, D embedding width."""
 from __future__ import annotations
 
 from torch import Tensor, nn
@@ -10,18 +7,14 @@ from torch.nn import functional
 from .attention import CausalSelfAttention
 from .cache import KeyValueCache
 
-NORM_EPSILON = 1e-5
-"""The value of GPT-2, and torch's default; written here because logits depend on it."""
+NORM_EPSILON = 1e-5  # the value of GPT-2, and torch's default; written here because logits depend on it
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU (tanh approximation, as in GPT-2) between them; the hidden width is 4 D."""
+    """Two linear layers with a GELU (tanh approximation, as in GPT-2) between them, and dropout of outputs; the hidden width is 4 D."""
 
     def __init__(self, embed_dim: int, dropout: float = 0.0):
-        """
-        :param embed_dim: D.
-        :param dropout: probability of dropping an output during training.
-        """
+
         super().__init__()
         self.expansion = nn.Linear(embed_dim, 4 * embed_dim)
         self.projection = nn.Linear(4 * embed_dim, embed_dim)
@@ -33,14 +26,10 @@ class Mlp(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """Attention, then an MLP; each reads the normalized residual stream and adds to the stream."""
+    """Attention, then an MLP, both with dropout; each reads the normalized residual stream and adds to the stream."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-        """
-        :param embed_dim: D.
-        :param num_heads: number of attention heads.
-        :param dropout: probability of dropping during training, in both parts.
-        """
+
         super().__init__()
         self.attention_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
         self.attention = CausalSelfAttention(embed_dim, num_heads, dropout)

@@ -11,16 +11,12 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values of every block, for texts of different lengths side by side.
 
-    Each text has its own length: its next tokens are at positions ``length, length + 1, …``. Texts are padded on the right; `keep` says how many of the
-    new tokens belong to each text.
+    Each of the `batch` texts has its own length, at most `length` tokens: its next tokens are at positions ``length, length + 1, …``. Texts are padded on the
+    right; `keep` says how many of the new tokens belong to each text.
     """
 
     def __init__(self, batch: int, length: int, device: torch.device):
-        """
-        :param batch: B.
-        :param length: L, no more than the model's context length.
-        :param device: the model's.
-        """
+
         self.lengths_B = torch.zeros(batch, dtype=torch.int64, device=device)
         self._length = length
         self._blocks: list[tuple[Tensor, Tensor]] = []

@@ -15,18 +15,16 @@ from ..errors import UserError
 
 
 def recompute_blocks(model: nn.Module, every: int) -> None:
-    """Let the blocks of a model keep only their inputs for the backward pass; weights, their names and results stay the same.
+    """Let every N-th block of a model (0 = none) keep only its input for the backward pass; weights, their names and results stay the same.
 
     :param model: has `blocks` (an ``nn.ModuleList``, or any iterable of modules); changed in place.
-    :param every: 1 = all blocks, N = every N-th, 0 = none.
     :raises UserError: when the model has no `blocks`.
     """
     if not every:
         return
     blocks = list(getattr(model, "blocks", ()))
     if not blocks or not all(isinstance(block, nn.Module) for block in blocks):
-        raise UserError(f"--activation-checkpointing: {type(model).__name__} has no `blocks` to recompute (an nn.ModuleList, see lmplay.exp); "
-                        "leave it out.")
+        raise UserError(f"--activation-checkpointing: {type(model).__name__} has no `blocks` to recompute (an nn.ModuleList, see lmplay.exp); leave it out.")
     for block in blocks[every - 1::every]:
         # replaced on the object: a wrapper would change the names of the weights
         block.forward = partial(_recomputed, block.forward)

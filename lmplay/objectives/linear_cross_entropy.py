@@ -17,7 +17,7 @@ _BLOCK = 128
 def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sum ``cross_entropy(hidden @ weight.T, target)`` over the positions, `chunk` of them at a time.
 
-    The gradients are computed on the way forward, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
+    The gradients are computed in the forward pass, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
     backward only scales them, once (a second backward through the same graph raises torch's error about an in-place change).
     Under autocast the products are in its type; softmax, loss and held gradients are float32 (float64 for float64 input).
     In float16 a single softmax gradient below 3e-8 becomes zero: it is not scaled here, for it is not yet divided by the count either.
@@ -101,10 +101,10 @@ def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int
 def find_largest(logits_CV: Tensor) -> Tensor:
     """Find where the largest logit of each position is.
 
-    On a CPU block by block: torch finds a place several times more slowly than a value, and for a small model that was a percent of a step.
+    On a CPU block by block: torch finds an index several times more slowly than a value, and for a small model that was a percent of a step.
 
     :param logits_CV: at least one a position.
-    :return: places (C, 1); of equal ones the first.
+    :return: indices (C, 1); of equal ones the first.
     """
     size = logits_CV.shape[1]
     whole = size - size % _BLOCK
@@ -114,5 +114,5 @@ def find_largest(logits_CV: Tensor) -> Tensor:
     if whole < size:
         parts.append(logits_CV[:, whole:].amax(1, keepdim=True))
     block_C1 = torch.cat(parts, 1).argmax(1, keepdim=True)
-    places_CB = (block_C1 * _BLOCK + torch.arange(_BLOCK)).clamp_(max=size - 1)
-    return places_CB.gather(1, logits_CV.gather(1, places_CB).argmax(1, keepdim=True))
+    indices_CB = (block_C1 * _BLOCK + torch.arange(_BLOCK)).clamp_(max=size - 1)
+    return indices_CB.gather(1, logits_CV.gather(1, indices_CB).argmax(1, keepdim=True))

@@ -34,7 +34,7 @@ def apply_freeze(model: nn.Module, patterns: Sequence[str], default_freeze: bool
     for _, parameter in named:
         parameter.requires_grad_(not frozen[id(parameter)])
         if frozen[id(parameter)]:
-            parameter.grad = None  # an optimizer passes over what has no gradient
+            parameter.grad = None  # an optimizer skips what has no gradient
     return [name for name, parameter in named if frozen[id(parameter)]]
 
 

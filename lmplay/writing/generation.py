@@ -28,7 +28,7 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, co
     :param context_len: the most tokens the model can read.
     :param sampling: how tokens are chosen.
     :param seeds: one a prompt.
-    :param most_tokens: write no more than so many of each.
+    :param most_tokens: write at most N of each.
     :param use_cache: False reads all again for each token (for models without a cache, and to compare).
     :return: for each step the new token of each text; None once it has ended (the end token itself is not given).
     """

@@ -55,7 +55,7 @@ def patched() -> None:
         result = step(self, batch)
         if result is not None:
             with open(os.environ["SAMPLES_LOG"], "a") as file:
-                file.write(json.dumps([number, self.stage.name, [[sample.source, sample.row, sample.truth] for sample in batch.samples]]) + "\n")
+                file.write(json.dumps([number, self.stage.name, [[sample.source, sample.row, sample.truth] for sample in batch.batch.samples]]) + "\n")
         return result
 
     stage.StageRunner.step = logged
