@@ -10,6 +10,10 @@ from lmplay.errors import UserError
 from lmplay.plan.schema import Stage
 
 
+def open_stage(folder: Path, stage: dict, seed: int = 0) -> StageData:
+    return StageData(Stage.model_validate({"name": "s", **stage}), folder / "datasets", seed)
+
+
 def open_data(path: Path, **keys) -> StageData:
     stage = {"name": "one", "dataset": {"path": str(path), **keys}, "validation": 0, "shuffle": False}
     return StageData(Stage.model_validate(stage), path.parent / "datasets", 0)

@@ -4,20 +4,13 @@ from __future__ import annotations
 import pytest
 from helpers import write_rows
 from rows import Flow, rows
-from stages import open_data
+from stages import open_data, open_stage
 from texts import BYTES
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter
 from lmplay.data.stage import StageData
 from lmplay.plan.schema import Stage
-
-
-def open_stage(folder, stage, seed=0):
-    from lmplay.data.stage import StageData
-    from lmplay.plan.schema import Stage
-
-    return StageData(Stage.model_validate({"name": "s", **stage}), folder / "datasets", seed)
 
 
 def held_out(data):

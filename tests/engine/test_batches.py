@@ -6,12 +6,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ahead import threads
 from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, write_plan, write_rows
+from hypothesis import given
+from hypothesis import strategies as st
+from rows import rows
+from stages import open_stage
+from texts import BYTES
+from units import CUT, SIZES, Given
 
+from lmplay.data.batcher import Batcher
+from lmplay.data.continuation import Cutter
 from lmplay.engine import stage
+from lmplay.engine.batches import Batches, Grouping, TrainBatch
+from lmplay.plan.curriculum import StageState
 from lmplay.report import report
 from lmplay.train.__main__ import main
 
@@ -131,3 +142,45 @@ def test_no_process_outlives_a_run(tmp_path, start, ends):
     assert "Exception ignored" not in complaints
     assert "Traceback" not in complaints
     assert "leaked" not in complaints
+
+
+@given(SIZES.filter(bool), st.booleans(), st.lists(st.just(0) | st.integers(1, 200), min_size=1, max_size=4))
+def test_regrouping_changes_the_mini_batches_and_nothing_else(sizes, packed, budgets):
+    grouping = Grouping(3, 4, 29, packed)
+    batch = Batcher(Given(sizes), CUT, 20).next()
+    made = TrainBatch(batch, grouping.mini_batches(batch.pieces, 0), 0, [], range(4))
+    assert made.regrouped(0, grouping) is made
+    for budget in budgets:
+        again = made.regrouped(budget, grouping)
+        assert (again.batch, again.token_budget, again.sources, again.accuracy_pieces) == (batch, budget, [], range(4))
+        assert sorted(number for mini in again.mini_batches for number, _ in mini.rows) == list(range(len(batch.pieces)))
+        assert again.n_slots - again.n_padding == sum(len(piece.tokens) - 1 for piece in batch.pieces)
+        assert again.longest == max(len(piece.tokens) for piece in batch.pieces) - 1
+        largest = max(mini.n_slots for mini in again.mini_batches)
+        assert largest <= budget or not budget or all(len(mini.rows) == 1 for mini in again.mini_batches if mini.n_slots > budget)
+        expected, found = made.regrouped(budget, grouping).mini_batches, again.regrouped(0, grouping).regrouped(budget, grouping).mini_batches
+        assert [mini.tokens_BT.tolist() for mini in found] == [mini.tokens_BT.tolist() for mini in expected]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_come_with_their_mini_batches_and_end_with_the_position_behind_them(tmp_path, workers):
+    write_rows(tmp_path / "a.jsonl", rows(10, "a"))
+    write_rows(tmp_path / "b.jsonl", rows(6, "b"))
+    data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": 0})
+
+    def batches(position=None):
+        stage = SimpleNamespace(data=data, stage=SimpleNamespace(tokens=None), settings=SimpleNamespace(batch_size=5), state=StageState("s", position=position))
+        return Batches(stage, Cutter(BYTES, 16).cut, Grouping(2, 1, 15, False), iter([0, 7, 7, 0]).__next__, workers)
+
+    made = batches()
+    found = list(iter(lambda: made.next(lambda: False), None))
+    made.close()
+    assert [batch.token_budget for batch in found] == [0, 7, 7, 0]  # that of the time at which a batch is made
+    for batch in found:
+        assert batch.sources == [piece.sample.source for piece in batch.batch.pieces]
+        assert len(batch.mini_batches) == -(-len(batch.batch.pieces) // 2)
+    assert sorted(sample.truth for batch in found for sample in batch.batch.samples) == sorted(row["text"] for row in [*rows(10, "a"), *rows(6, "b")])
+    assert (made.end.reached["samples"], made.end.empty) == (16, 0)
+    again = batches(found[1].batch.position)
+    assert [batch.batch.position for batch in iter(lambda: again.next(lambda: False), None)] == [batch.batch.position for batch in found[2:]]
+    again.close()
