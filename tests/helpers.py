@@ -1,11 +1,16 @@
 """What several tests need: a tiny plan, whole runs, and the comparison of what they leave."""
+from __future__ import annotations
+
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
+
+from lmplay.train.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"  # real texts, where there are any
@@ -70,3 +75,38 @@ def compare_runs(left: Path, right: Path) -> list[str]:
     assert kept(left) == kept(right)
     assert len(kept(left)) > 4
     return [line for name in kept(left) for line in differences(read(left / name), read(right / name), name)]
+
+
+def stop_after(monkeypatch, steps):
+    """Interrupt the next run after so many steps."""
+    from lmplay.engine import stage
+
+    original, left = stage.train_step, iter(range(steps - 1, -1, -1))
+
+    def step_and_signal(*arguments, **options):
+        result = original(*arguments, **options)
+        if next(left, None) == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(stage, "train_step", step_and_signal)
+
+
+def train(capsys, *arguments, code=0):
+    """Run lmp_trainer in this process; gives all that it has said."""
+    found = main([*TINY, "--batch-size", "5", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert found == code, captured.err
+    return captured.out + captured.err
+
+
+def weights(path="out_gpt/gpt2ish_model.lmp"):
+    return load(Path(path))["model"]["state"]
+
+
+def train_plan(capsys, *arguments, code=0):
+    return train(capsys, "--training-plan", "plan.json", *arguments, code=code)
+
+
+def total(name="total_train_samples"):
+    return load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"].get(name, 0)

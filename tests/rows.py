@@ -1,4 +1,8 @@
 """Sources in memory, for tests of what reads them."""
+from hypothesis import strategies as st
+
+from lmplay.data.mixing import Mix
+from lmplay.data.reader import Order, open_reader
 from lmplay.data.sources import IndexedSource, Stream, StreamedSource
 
 
@@ -38,3 +42,12 @@ class FlowStream(Stream):
 
 def rows(n, prefix=""):
     return [{"text": f"{prefix}{i}"} for i in range(n)]
+
+
+SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=5)
+WEIGHTS = st.lists(st.sampled_from([0.001, 0.1, 1 / 3, 1.0, 2.5, 7.0, 1000.0]), min_size=5, max_size=5)
+
+
+def mix_of(sources, weights=None, stopping="all_exhausted", shuffle=False):
+    readers = [open_reader(source, Order(number, shuffle, 7)) for number, source in enumerate(sources)]
+    return Mix(readers, weights, stopping)

@@ -1,7 +1,7 @@
 """How durations and bytes are written."""
 import pytest
 
-from lmplay.words import bytes_in_words, clock, duration
+from lmplay.words import bytes_in_words, clock, compact, duration
 
 
 @pytest.mark.parametrize(("seconds", "short", "left"), [(0, "0.0s", "0:00:00"), (33.14, "33.1s", "0:00:33"), (725, "12m 05s", "0:12:05"),
@@ -17,3 +17,8 @@ def test_a_time_limit_that_has_passed_leaves_nothing():
 @pytest.mark.parametrize(("count", "text"), [(0, "0.0 MiB"), (3_670_016, "3.5 MiB"), (2**30, "1.00 GiB"), (5 * 2**28, "1.25 GiB")])
 def test_bytes(count, text):
     assert bytes_in_words(count) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0"), (950, "950"), (2000, "2k"), (1_500_000, "1.5M"), (3e9, "3B"), (2.5e12, "2.5T"), (-4000, "-4k")])
+def test_counts_are_written_shortly(value, text):
+    assert compact(value) == text

@@ -7,7 +7,8 @@ from lmplay.data.sentences import splits_character
 from lmplay.tokenizer import END_TOKEN, load_tokenizer, train_tokenizer
 
 BYTES = load_tokenizer("bytes")
-BPE = train_tokenizer(iter(["the cat sat on the mat. The dog, who was big; ran away! 日本語の文。そして終わり。 नमस्ते। héllo 🎉 user: <|end|>\n"] * 20), 400)
+BPE = train_tokenizer(iter(["the cat sat on the mat. The dog, who was big; ran away! 日本語の文。そして終わり。 "
+                            "नमस्ते दुनिया। héllo wörld 🎉👨‍👩‍👧 user: <|end|>\n"] * 20), 400)
 TEXTS = st.text(st.sampled_from("abc .,!?\n日。é🎉\u0301\u200d👩\r\t\"AB1"), max_size=90)
 # A part of a chat as templates write them: what is said, by whom, and the marks around it.
 MARKUP = st.sampled_from(["<|user|>\n", END_TOKEN + "\n", "\n\n"])
@@ -69,3 +70,13 @@ def _goes_on(text, begin, end):
         return start == 0 or text[start - 1] == "\n"
     letters = word.split(".")
     return word == "ca" or (all(len(letter) == 1 and letter.isalpha() for letter in letters) and word != "i")
+
+
+def learned_of(piece):
+    tokens = piece.tokens[piece.n_prompt:]
+    return (tokens if piece.learned is None else tokens[piece.learned]).tolist()
+
+
+CLUSTERS = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇫🇷", "🇩🇪", "1️⃣", "🏴\U000e0067\U000e0062\U000e007f", "e\u0301", "o\u0308\u0323", "क्ष", "नि", "ക്ഷ", "각",
+            "\u1112\u1161\u11ab", "กำ",
+            "שָׁ", "بِّ", "か\u3099", "ｶﾞ", "\u0600١", "\r\n", "a", " ", "日", ".", "א", "ب", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff"]

@@ -1,29 +1,68 @@
-"""Cutting: chats learn their answers and nothing else, no cut divides what a reader sees as one character, and hostile texts come through."""
-from collections import Counter
-
+"""Pieces: nothing lost, all of them fit, and of chats the answers are learned and nothing else.  Invariants 1 and 2."""
 import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts import BPE, BYTES, PARTS, TEXTS, WHO, sentence_ends
+from texts import BPE, BYTES, CLUSTERS, PARTS, TEXTS, WHO, learned_of, sentence_ends
 
-from lmplay.data.batcher import Batcher
 from lmplay.data.chat import Part
-from lmplay.data.collate import collate
 from lmplay.data.continuation import SMALLEST_CONTEXT, Cutter
-from lmplay.data.samples import Sample, Turn
-from lmplay.data.sentences import Cut, last_cut, splits_character
+from lmplay.data.samples import BREAK, Sample
+from lmplay.data.sentences import Cut
+
+LONG_TEXTS = st.text(st.sampled_from("abc .,!?\n日。本न।é🎉\u0301\u200d👩\r\t\"'ABC012"), min_size=1, max_size=400).filter(str.strip)
 
 
-def encode(tokenizer, part):
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("estimate", [False, True])
+@given(text=LONG_TEXTS, title=st.sampled_from(["", "T\n\n", "A long title, longer than the context " * 3]), context=st.integers(SMALLEST_CONTEXT, 80))
+@settings(max_examples=60)
+def test_pieces_hold_the_text_and_fit(tokenizer, estimate, text, title, context):
+    pieces = Cutter(tokenizer, context, estimate).cut(Sample(title, text))
+    assert "".join(piece.truth for piece in pieces) == text  # invariant 1
+    learned = [int(i) for piece in pieces for i in piece.tokens[piece.n_prompt:]]
+    assert learned == [*tokenizer.encode(text).ids.tolist(), tokenizer.end_id]
+    for piece in pieces:
+        assert len(piece.tokens) <= context  # invariant 2
+        assert piece.n_prompt >= 1
+        assert piece.n_truth >= 1
+        assert piece.last == (piece is pieces[-1])
+    assert [piece.number for piece in pieces] == list(range(len(pieces)))
+
+
+@given(LONG_TEXTS, st.integers(30, 80))
+def test_a_piece_ends_at_a_sentence_end_wherever_one_fits(text, context):
+    pieces = Cutter(BYTES, context).cut(Sample("", text))
+    ends = set(sentence_ends(text))
+    position = 0
+    for piece in pieces[:-1]:
+        room = context - piece.n_prompt - 1
+        position += len(piece.truth)
+        within = [end for end in ends if position - len(piece.truth) < end and len(text[position - len(piece.truth):end].encode()) <= room]
+        assert (piece.cut == Cut.SENTENCE) == bool(within)
+        if within:
+            assert position == max(within)
+
+
+def test_a_continuation_is_told_what_came_before():
+    text = "The cat sat on the mat. " * 20
+    first, second, *_ = Cutter(BYTES, 100).cut(Sample("Cats" + BREAK, text))
+    prompt = BYTES.decode(second.tokens[:second.n_prompt])
+    assert prompt.startswith("Cats" + BREAK + "...")
+    assert first.truth.endswith(prompt.removeprefix("Cats" + BREAK + "..."))
+    assert first.cut == Cut.SENTENCE
+
+
+def test_the_estimate_counts_words():
+    text = "the " * 400
+    pieces = Cutter(BPE, 120, estimate=True).cut(Sample("", text))
+    assert len(pieces[0].truth.split()) == int((120 - 1 - 1) / 1.5)
+
+
+def ids_of(tokenizer, part):
     if part.end:
         return [tokenizer.end_id]
     return (tokenizer.encode_markup if part.markup else tokenizer.encode)(part.text).ids.tolist()
-
-
-def learned_of(piece):
-    tokens = piece.tokens[piece.n_prompt:]
-    return (tokens if piece.learned is None else tokens[piece.learned]).tolist()
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
@@ -32,10 +71,10 @@ def learned_of(piece):
 def test_of_a_chat_the_answers_are_learned_once_and_nothing_else(tokenizer, given, truth, context):
     pieces = Cutter(tokenizer, context).cut_parts(WHO, given, truth)
     answers = [part for part in truth if part.learned]
-    expected = [i for part in answers for i in encode(tokenizer, part)]
-    ending = next((part.learned for part in reversed(truth) if encode(tokenizer, part)), False)
+    expected = [i for part in answers for i in ids_of(tokenizer, part)]
+    ending = next((part.learned for part in reversed(truth) if ids_of(tokenizer, part)), False)
     expected += [tokenizer.end_id] * ending
-    if not any(encode(tokenizer, part) for part in answers):
+    if not any(ids_of(tokenizer, part) for part in answers):
         assert pieces == []
         return
     assert [i for piece in pieces for i in learned_of(piece)]== expected
@@ -62,51 +101,12 @@ def test_the_end_stays_with_its_answer(exchanges, context):
                 assert learned is None or learned[place - 1]
 
 
-@given(st.lists(st.tuples(TEXTS.filter(str.strip), TEXTS.filter(str.strip)), min_size=1, max_size=4), st.integers(SMALLEST_CONTEXT, 90), st.integers(1, 5))
-@settings(max_examples=60)
-def test_mini_batches_take_loss_on_what_is_learned(exchanges, context, mini_batch_size):
-    turns = tuple(turn for question, answer in exchanges for turn in (Turn("user", question, False), Turn("assistant", answer, True)))
-    pieces = Cutter(BPE, context).cut(Sample("", "", turns=turns))
-    assert "".join(piece.truth for piece in pieces) == "".join(answer for _, answer in exchanges)
-    seen = 0
-    for mini in collate(pieces, mini_batch_size, 1, context - 1):
-        flat = mini.tokens_BT.flatten()
-        for number, where in mini.rows:
-            piece = pieces[number]
-            assert mini.targets_N[where].tolist() == learned_of(piece)
-            inputs = piece.tokens[piece.n_prompt - 1:-1]
-            assert flat[mini.positions_N[where]].tolist() == (inputs if piece.learned is None else inputs[piece.learned]).tolist()
-            seen += piece.n_truth
-        assert len(mini.targets_N) == len(mini.positions_N) == sum(pieces[number].n_truth for number, _ in mini.rows)
-    assert seen == sum(piece.n_truth for piece in pieces)
-
-
 def test_what_only_leads_to_an_answer_is_its_prompt():
     parts = [Part("I like cats. "), Part("", end=True), Part("Say more. " * 30, False), Part("They purr.")]
     pieces = Cutter(BYTES, 64).cut_parts(WHO, [Part("Cats? ", False)], parts)
     assert [piece.truth for piece in pieces] == ["I like cats. ", "They purr."]
     assert "Say more." in BYTES.decode(pieces[1].tokens[:pieces[1].n_prompt]) + BYTES.decode(pieces[1].tokens[pieces[1].n_prompt:])
     assert pieces[1].last
-
-
-# --- visible characters
-
-CLUSTERS = ["👨‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇫🇷", "🇩🇪", "1️⃣", "🏴\U000e0067\U000e0062\U000e007f", "e\u0301", "o\u0308\u0323", "क्ष", "नि", "ക്ഷ", "각",
-            "\u1112\u1161\u11ab", "กำ",
-            "שָׁ", "بِّ", "か\u3099", "ｶﾞ", "\u0600١", "\r\n", "a", " ", "日", ".", "א", "ب", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff"]
-
-
-@given(st.lists(st.sampled_from([*CLUSTERS, *"".join(CLUSTERS)]), min_size=1, max_size=14).map("".join))
-@settings(max_examples=400)
-def test_no_cluster_of_unicode_is_divided(text):
-    starts = {match.start() for match in regex.finditer(r"\X", text)}
-    for position in range(1, len(text)):
-        assert position in starts or splits_character(text, position)
-
-
-def test_ordinary_text_may_be_cut_anywhere():
-    text = "The cat, 12 times. 日本語の文。Größe שלום ไทย 🎉🎉 Ελλ"
-    assert [i for i in range(1, len(text)) if splits_character(text, i)] == []
 
 
 @given(st.lists(st.sampled_from([cluster for cluster in CLUSTERS if cluster not in ("\u200d", "\u0600١")]), min_size=20, max_size=120).map("".join),
@@ -120,17 +120,6 @@ def test_pieces_end_between_visible_characters(text, context):
         assert position in starts
 
 
-# --- what is hard to cut
-
-@given(st.text(st.sampled_from("ab .!?。,、\n\")\r\u0301"), max_size=60), st.integers(0, 60))
-@settings(max_examples=200)
-def test_where_a_search_starts_does_not_matter(text, start):
-    ends = [end for end in sentence_ends(text) if end > start]
-    found = last_cut(text, start, len(text)) if start < len(text) else None
-    assert (found is not None and found[1] == Cut.SENTENCE) == bool(ends)
-    assert not ends or found[0] == ends[-1]
-
-
 @pytest.mark.parametrize("unit", ["a", ".", ",", "。", "...x", "\n", " ", "\u0301", "\u200d", "🇫", "👩‍", "\x00", "日本"])
 @pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
 def test_texts_of_one_thing_make_progress(tokenizer, unit):
@@ -138,25 +127,3 @@ def test_texts_of_one_thing_make_progress(tokenizer, unit):
     pieces = Cutter(tokenizer, 256).cut(Sample("", text))
     assert "".join(piece.truth for piece in pieces) == text
     assert all(len(piece.tokens) <= 256 for piece in pieces)
-
-
-class Texts:
-    progress = None
-
-    def __init__(self, texts):
-        self.texts, self.place, self.skipped = texts, 0, Counter()
-
-    def next(self):
-        self.place += 1
-        return Sample("", self.texts[self.place - 1]) if self.place <= len(self.texts) else None
-
-    def state(self):
-        return self.place
-
-
-def test_a_text_without_tokens_is_counted(word_pieces):
-    samples = Texts(["cats", "\u200b\u200e", "cat \x00 cats", "\u200b"])
-    batcher = Batcher(samples, Cutter(word_pieces, 16).cut, 2)
-    batches = list(iter(batcher.next, None))
-    assert [sample.truth for batch in batches for sample in batch.samples] == ["cats", "cat \x00 cats"]
-    assert sum(batch.empty for batch in batches) + batcher.empty == 2

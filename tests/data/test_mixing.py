@@ -1,27 +1,71 @@
-"""Mixing and shuffling against plain references: exact shares, epochs over the mix, orders that are new each epoch and for each source."""
-import json
+"""Mixing against plain references: exact shares, epochs over the mix, and positions."""
 from collections import Counter
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
-from helpers import write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rows import Flow, Rows, rows
+from rows import SIZES, WEIGHTS, Flow, Rows, mix_of, rows
 
 from lmplay.data.mixing import Mix
-from lmplay.data.permutation import Permutation
 from lmplay.data.reader import Order, open_reader
-from lmplay.data.samples import choose_reading
 from lmplay.data.sources import IndexedSource
-from lmplay.data.stage import StageData
-from lmplay.data.stream import Length, SampleStream
 from lmplay.errors import UserError
-from lmplay.plan.schema import Stage
 
-SIZES = st.lists(st.integers(1, 25), min_size=1, max_size=5)
-WEIGHTS = st.lists(st.sampled_from([0.001, 0.1, 1 / 3, 1.0, 2.5, 7.0, 1000.0]), min_size=5, max_size=5)
+
+@given(st.lists(st.floats(0.05, 10), min_size=1, max_size=6), st.integers(1, 400))
+def test_weighted_shares_are_exact_at_every_row(weights, n):
+    mix = Mix([open_reader(Rows(rows(50)), Order(number, held_out=0)) for number in range(len(weights))], weights)
+    counts = Counter()
+    for total in range(1, n + 1):
+        found = mix.next()
+        if found is None:
+            return
+        counts[found[0]] += 1
+        for source, weight in enumerate(weights):
+            assert abs(counts[source] - total * weight / sum(weights)) < 1
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.sampled_from([Rows, Flow]))
+def test_without_weights_every_row_comes_once_an_epoch(sizes, make):
+    mix = Mix([open_reader(make(rows(size)), Order(1, held_out=0)) for size in sizes])
+    for _ in range(2):
+        seen = [(source, index) for source, index, _ in iter(mix.next, None)]
+        assert sorted(seen) == [(source, index) for source, size in enumerate(sizes) for index in range(size)]
+    if make is Rows:
+        assert mix.rows_per_epoch == sum(sizes)
+
+
+def test_stopping():
+    def count(stopping, weights=None):
+        mix = Mix([open_reader(Rows(rows(n)), Order(held_out=0)) for n in (10, 30)], weights, stopping)
+        return Counter(source for source, _, _ in iter(mix.next, None)), mix.rows_per_epoch
+
+    assert count("first_exhausted") == ({0: 10, 1: 10}, 20)
+    assert count("all_exhausted") == ({0: 10, 1: 30}, 40)
+    oversampled, expected = count("all_exhausted", [1, 1])  # the short source starts again, because half of the rows are owed to it
+    assert abs(oversampled[0] - 30) <= 1
+    assert oversampled[1] == 30
+    assert abs(expected - 60) <= 1
+
+
+@given(st.integers(0, 200), st.sampled_from([None, [1.0, 2.5, 0.3]]), st.sampled_from(["first_exhausted", "all_exhausted"]))
+@settings(max_examples=40)
+def test_a_mix_goes_on_from_any_position(stop, weights, stopping):
+    def make():
+        return Mix([open_reader(kind(rows(n)), Order(n, True, 7, 0.1)) for kind, n in ((Rows, 20), (Flow, 33), (Rows, 11))], weights, stopping)
+
+    untouched, stopped, resumed = make(), make(), make()
+    for _ in range(stop):
+        untouched.next()
+        stopped.next()
+    resumed.restore(stopped.state())
+    assert [resumed.next() for _ in range(60)] == [untouched.next() for _ in range(60)]
+
+
+def test_an_epoch_of_unknown_length_is_not_guessed():
+    flow, short = Flow(rows(10)), Rows(rows(100))
+    assert Mix([open_reader(flow, Order()), open_reader(short, Order())], None, "first_exhausted").rows_per_epoch is None
 
 
 class Endless(IndexedSource):
@@ -32,11 +76,6 @@ class Endless(IndexedSource):
 
     def __getitem__(self, index):
         return {"text": str(index)}
-
-
-def mix_of(sources, weights=None, stopping="all_exhausted", shuffle=False):
-    readers = [open_reader(source, Order(number, shuffle, 7)) for number, source in enumerate(sources)]
-    return Mix(readers, weights, stopping)
 
 
 def turns(sizes, first):
@@ -137,73 +176,3 @@ def test_an_empty_stream_in_a_mix():
     assert len(list(iter(mix_of([Flow([]), Flow(rows(4))]).next, None))) == 4
     with pytest.raises(UserError, match="source number 1 of the mix gives no row at all"):
         list(iter(mix_of([Flow([]), Flow(rows(4))], [1.0, 1.0]).next, None))
-
-
-@given(SIZES, WEIGHTS, st.booleans(), st.sampled_from(["first_exhausted", "all_exhausted"]), st.sampled_from([0.3, 1.0, 1.7, 2.5]), st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
-def test_fractional_epochs_are_counted_over_the_mix_and_go_on_from_any_row(sizes, weights, weighted, stopping, epochs, stop):
-    weights = [min(max(weight, 0.1), 7.0) for weight in weights[:len(sizes)]] if weighted else None
-
-    def make():
-        sources = [Rows(rows(size)) for size in sizes]
-        return SampleStream(mix_of(sources, weights, stopping, True), [choose_reading("x", ["text"], None)] * len(sizes), Length(epochs=epochs))
-
-    stream, stopped, resumed = make(), make(), make()
-    whole = mix_of([Rows(rows(size)) for size in sizes], weights, stopping, True)
-    per_epoch = [len(list(iter(whole.next, None))) for _ in range(3)]
-    samples = list(iter(stream.next, None))
-    expected = sum(per_epoch[:int(epochs)]) + (round(epochs % 1 * stream.rows_per_epoch) or int(epochs < 1) if epochs % 1 else 0)
-    assert len(samples) == min(expected, sum(per_epoch[:int(epochs) + 1]))
-    for _ in range(stop):
-        stopped.next()
-    resumed.restore(json.loads(json.dumps(stopped.state())))
-    assert list(iter(resumed.next, None)) == samples[stop:]
-
-
-# --- shuffling
-
-def test_orders_are_new_each_epoch_and_for_each_source_and_spread_evenly():
-    n = 400
-    orders = {(source, epoch): tuple(Permutation(n, source, epoch)[i] for i in range(n)) for source in range(4) for epoch in range(4)}
-    assert len(set(orders.values())) == 16
-    one = orders[0, 0]
-    for key, other in orders.items():
-        if key != (0, 0):  # two random orders agree in one place on average
-            assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
-    for order in orders.values():
-        assert 120 < sum(a < b for a, b in pairwise(order)) < 280  # half of the steps go up: 200, standard deviation 6
-        half = sum(index < n // 2 for index in order[:n // 2])
-        assert 60 < half < 140  # half of the first half comes from it: 100, standard deviation 5
-    cells = Counter((place // 50, index // 50) for order in orders.values() for place, index in enumerate(order))
-    chi_square = sum((cells[a, b] - 100) ** 2 / 100 for a in range(8) for b in range(8))
-    assert chi_square < 100  # 49 degrees of freedom: above 100 once in 25,000 draws
-
-
-def order_of(data, epochs=2):
-    stream = data.open_samples()
-    found = [sample.truth for sample in iter(stream.next, None)]
-    return [found[i * len(found) // epochs:(i + 1) * len(found) // epochs] for i in range(epochs)]
-
-
-@pytest.mark.parametrize("shuffle", [True, {"seed": 5}, {"buffer": 3}, False])
-def test_what_a_plan_says_of_shuffling(tmp_path, shuffle):
-    write_rows(tmp_path / "a.jsonl", [{"text": f"{i}"} for i in range(50)])
-
-    def open_stage(shuffle, seed=0, path="a.jsonl"):
-        stage = {"name": "one", "dataset": str(tmp_path / path), "epochs": 2, "validation": 0, "shuffle": shuffle}
-        return StageData(Stage.model_validate(stage), tmp_path / "datasets", seed)
-
-    first, second = order_of(open_stage(shuffle))
-    assert sorted(first) == sorted(second) == sorted(str(i) for i in range(50))
-    assert order_of(open_stage(shuffle)) == [first, second]
-    assert (first == [str(i) for i in range(50)]) == (shuffle is False)
-    assert (first != second) == (shuffle is not False)
-    assert (order_of(open_stage(shuffle, seed=1))[0] != first) == (shuffle in (True, {"buffer": 3}))
-
-
-def test_a_streams_blocks_are_of_the_buffers_size(tmp_path):
-    reader = open_reader(Flow(rows(40)), Order(1, True, 8))
-    seen = [index for index, _ in iter(reader.next, None)]
-    for begin in range(0, 40, 8):
-        assert sorted(seen[begin:begin + 8]) == list(range(begin, begin + 8))
-        assert seen[begin:begin + 8] != list(range(begin, begin + 8))

@@ -1,0 +1,85 @@
+"""Which files a path means, and the splits that their names tell."""
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from files import lines, opened, refused, rows_of, write
+
+FILES = {
+    "train.jsonl validation.jsonl test.jsonl": ("train", "validation"),
+    "train-00000-of-00002.jsonl train-00001-of-00002.jsonl": ("train-00000-of-00002 train-00001-of-00002", None),
+    "data/train/a.jsonl data/train/b.jsonl data/val/c.jsonl": ("a b", "c"),
+    "train.jsonl dev.jsonl": ("train", "dev"),
+    "train_2.jsonl valid.x.jsonl": ("train_2", "valid.x"),
+    "b.jsonl a.jsonl c/d.jsonl": ("a b d", None),
+    "a.jsonl validation.jsonl test.jsonl": ("a", "validation"),
+    "trainers.jsonl testimony.jsonl valley.jsonl train dreams.jsonl": ("testimony train dreams trainers valley", None),
+    "a.jsonl README.md notes.txt .hidden.jsonl .git/x.jsonl dataset_infos.json": ("a", None),
+    "train.txt validation.txt data.jsonl": ("train", "validation"),
+}
+
+
+@pytest.mark.parametrize("names", FILES)
+def test_the_splits_of_a_folder(tmp_path, folder, names):
+    for name in names.replace("train dreams", "train~dreams").split():
+        name = name.replace("~", " ")
+        stem = Path(name).name.rsplit(".", 1)[0]
+        write(tmp_path / "in" / name, stem if name.endswith("txt") else lines(stem))
+    for split, expected in zip(("train", "validation"), FILES[names], strict=True):
+        source = opened(tmp_path / "in", folder, split)
+        assert (source and " ".join(row["text"] for row in rows_of(source))) == expected
+
+
+def test_which_split_is_trained_on_can_be_said(tmp_path, folder):
+    for name in ("train", "validation", "test"):
+        write(tmp_path / "in" / f"{name}.jsonl", lines(name))
+    for wanted, train, own in (("test", "test", "validation"), ("validation", "validation", None), ("dev", "validation", None)):
+        assert opened(tmp_path / "in", folder, split=wanted)[0] == {"text": train}
+        source = opened(tmp_path / "in", folder, "validation", split=wanted)
+        assert (source and source[0]["text"]) == own
+    assert opened(tmp_path / "in", folder).name == "in"
+    assert opened(tmp_path / "in", folder, "validation").name == "in validation"
+
+
+def test_what_is_named_is_read_whatever_its_name(tmp_path, folder):
+    write(tmp_path / "test.jsonl", lines("one"))
+    write(tmp_path / "test-2.jsonl", lines("two"))
+    write(tmp_path / "in" / "train.jsonl", lines("three"))
+    assert rows_of(opened(tmp_path / "test.jsonl", folder)) == [{"text": "one"}]
+    assert opened(tmp_path / "test.jsonl", folder, "validation") is None
+    assert [row["text"] for row in rows_of(opened(tmp_path / "test*.jsonl", folder))] == ["two", "one"]
+    assert [row["text"] for row in rows_of(opened(f"{tmp_path}/**/*.jsonl", folder))] == ["three"]
+    assert opened(tmp_path / "in" / "tr*n.jsonl", folder)[0] == {"text": "three"}
+
+
+def test_home_is_expanded_and_an_existing_folder_goes_before_the_hub(tmp_path, folder, monkeypatch):
+    write(tmp_path / "owner" / "name" / "a.txt", "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for path in ("~/owner/name", "owner/name", "owner", "owner/*/a.txt"):
+        assert rows_of(opened(path, folder)) == [{"text": "here"}]
+
+
+@pytest.fixture
+def bad_files(tmp_path, monkeypatch):
+    """Files that are wrong in one way each."""
+    monkeypatch.chdir(tmp_path)
+    contents: dict[str, str | bytes] = {
+        "train.jsonl": lines("x"), "book.pdf": b"%PDF", "pictures/a.png": b"x", "empty.txt": "", "empty.jsonl": "\n \n", "header.csv": "a,b\n",
+        "broken.jsonl": "\n{'a': 1}\n{'a': 2}\n", "numbers.jsonl": "1\n2\n", "deep.json": "[" * 100_000,
+        "broken.json": '[{"a": 1},\n', "none.json": '{"a": 1}', "two.json": '{"a": [], "b": []}',
+        "number.json": "3", "wide.csv": 'a,b\n\n\n1,2,3\n', "twins.csv": "a,b,a\n1,2,3\n", "sixteen.txt": "text".encode("utf-16"),
+        "cut.parquet": b"PAR1" + b"x" * 40, "cut.arrow": b"ARROW1" + b"x" * 40, "mixed/train.csv": "a\n1\n", "mixed/train.jsonl": lines("x"),
+        "twice/a.jsonl": lines("x"), "twice/a.jsonl.gz": gzip.compress(lines("x").encode()), "onlytest/test.jsonl": lines("x"),
+    }
+    for name, data in contents.items():
+        write(tmp_path / name, data)
+
+
+def test_a_glob_that_is_proposed_works(bad_files, folder, tmp_path):
+    line = refused("mixed", folder)
+    assert "'mixed/**/*.csv' or 'mixed/**/*.jsonl'" in line
+    assert rows_of(opened("mixed/**/*.csv", folder)) == [{"a": "1"}]

@@ -1,0 +1,101 @@
+"""The bytes of local files: unpacking, digests, and files that change while they are read."""
+from __future__ import annotations
+
+import gzip
+import json
+import os
+
+import numpy as np
+import pytest
+from files import lines, opened, refused, rows_of, write
+from stages import open_data
+
+from lmplay.data.sources.spans import content_digest
+from lmplay.errors import UserError
+
+
+def zstd_frame(data: bytes) -> bytes:
+    import pyarrow
+
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as packed:
+        packed.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+PLAIN = {"txt": b"first\r\n\r\nsecond", "md": b"# first", "jsonl": lines("a", "b").encode(), "ndjson": lines("a").encode(), "json": b'[{"text": "a"}]',
+         "csv": b'text\n"a\nb"\n', "tsv": b"text\tn\na\t1\n"}
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_frame])
+@pytest.mark.parametrize("suffix", PLAIN)
+def test_packed_files_have_the_rows_of_the_plain_ones(tmp_path, folder, suffix, pack):
+    ending = "gz" if pack is gzip.compress else "zst"
+    data = PLAIN[suffix]
+    packed = write(tmp_path / f"a.{suffix}.{ending}", pack(data[:4]) + pack(data[4:]))  # two members, or frames
+    source = opened(packed, folder)
+    assert rows_of(source) == rows_of(opened(write(tmp_path / f"b.{suffix}", data), folder))
+    made = list((folder / "unpacked").iterdir())
+    before = made[0].stat().st_mtime_ns
+    assert rows_of(opened(packed, folder)) == rows_of(source)
+    assert [made[0].stat().st_mtime_ns] == [file.stat().st_mtime_ns for file in (folder / "unpacked").iterdir()] == [before]
+    write(packed, pack(data.replace(b"a", b"other").replace(b"first", b"other")))
+    assert rows_of(opened(packed, folder)) != rows_of(source)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_frame])
+def test_a_packed_file_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, folder, pack):
+    ending = "gz" if pack is gzip.compress else "zst"
+    path = write(tmp_path / f"a.jsonl.{ending}", pack(os.urandom(5000))[:-20])
+    assert f"a.jsonl.{ending}: cannot be unpacked" in refused(path, folder)
+    assert list(folder.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize("change", ["shrinks", "is written over", "is replaced", "grows", "goes"])
+@pytest.mark.parametrize("form", ["txt", "jsonl", "arrow"])
+def test_a_file_that_changes_while_it_is_read_is_an_error_and_no_wrong_text(tmp_path, form, change):
+    import pyarrow
+
+    path = tmp_path / f"a.{form}"
+    if form == "arrow":
+        table = pyarrow.table({"text": [f"text number {i}" for i in range(5000)]})
+        with pyarrow.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=100)
+    else:
+        write(path, "".join(f"text number {i}\n\n" if form == "txt" else json.dumps({"text": f"text number {i}"}) + "\n" for i in range(5000)))
+    os.utime(path, ns=(0, 0))
+    data = open_data(path)
+    stream = data.open_samples()
+    first = stream.next()
+    assert first is not None
+    assert first.truth.startswith("text number 0")
+    content = path.read_bytes()
+    if change in ("is replaced", "goes"):
+        path.unlink()
+    if change != "goes":
+        write(path, {"shrinks": content[:50], "grows": content + b"\n"}.get(change, content))
+    if change in ("is replaced", "goes") and form != "arrow":  # what is open stays whole
+        assert stream.next() is not None
+        return
+    with pytest.raises(UserError, match=rf"a\.{form}: (has changed while it was being read|cannot be read)"):
+        stream.next()
+
+
+def test_a_digest_is_of_all_bytes_of_a_file_and_of_many_stretches_of_a_huge_one(tmp_path, monkeypatch):
+    from lmplay.data.sources import spans
+
+    path = write(tmp_path / "a", bytes(300_000))
+    before = content_digest(path)
+    for place in (0, 65_536, 150_000, 299_999):
+        data = bytearray(300_000)
+        data[place] = 1
+        assert content_digest(write(path, bytes(data))) != before
+    monkeypatch.setattr(spans, "_WHOLE", 1000)
+    monkeypatch.setattr(spans, "_STRETCH", 100)
+    before = content_digest(write(path, bytes(300_000)))
+    found = []
+    for place in range(0, 300_000, 4999):
+        data = np.zeros(300_000, dtype=np.uint8)
+        data[place:place + 5000] = 1
+        found.append(content_digest(write(path, data.tobytes())) != before)
+    assert all(found)

@@ -1,0 +1,54 @@
+"""Plain text: the rows joined are the text."""
+from __future__ import annotations
+
+import pytest
+from files import few, opened, rows_of, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmplay.data.sources.spans import Spans
+from lmplay.data.sources.text import BLOCK, TextTable
+
+pieces = st.lists(st.one_of(st.sampled_from(["\n", "\r\n", "\n\n", "\r\n\r\n", "\n \t\n", "\r", " ", "𝄞", "é", "ไทย"]), st.text(max_size=12)), max_size=40)
+
+
+@few
+@given(parts=pieces, bom=st.booleans(), limit=st.integers(1, 40))
+def test_the_rows_of_a_text_joined_are_the_text(tmp_path, parts, bom, limit):
+    data = "".join(parts).encode()
+    path = write(tmp_path / "a.txt", (b"\xef\xbb\xbf" if bom else b"") + data)
+    table = TextTable(path, "a.txt", Spans(), limit)
+    texts = [table[i]["text"] for i in range(len(table))]
+    start = 3 if not bom and data.startswith(b"\xef\xbb\xbf") else 0
+    assert "".join(texts).encode() == data[start:]
+    assert all(0 < len(text.encode()) <= max(limit, 4) for text in texts)
+    assert len(table) == 1 or len(data) - start > limit or not data[start:]
+
+
+@few
+@given(data=st.binary(max_size=60), limit=st.integers(1, 12))
+def test_bytes_that_are_not_utf8_become_the_same_text_in_rows_as_in_one_piece(tmp_path, data, limit):
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return
+    table = TextTable(write(tmp_path / "a.txt", data), "a.txt", Spans(), limit)
+    assert "".join(table[i]["text"] for i in range(len(table))) == data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_big_text_is_cut_at_blank_lines(tmp_path, folder, newline):
+    text = "".join(f"paragraph {i} ".ljust(37 * (i % 90), "x") + newline * 2 for i in range(200))
+    source = opened(write(tmp_path / "book.md", text.encode()), folder)
+    texts = [row["text"] for row in rows_of(source)]
+    assert "".join(texts) == text
+    assert source.n_rows > 5
+    assert all(one.endswith(newline * 2) and len(one) <= BLOCK for one in texts)
+    assert source.columns == ("text",)
+    assert not folder.exists()
+
+
+def test_a_long_paragraph_is_cut_at_a_line_end_and_a_long_line_between_characters(tmp_path, folder):
+    verses = "".join(f"verse {i}\n" for i in range(4000))
+    assert all(row["text"].endswith("\n") for row in rows_of(opened(write(tmp_path / "verses.txt", verses), folder)))
+    line = "é" * BLOCK
+    texts = [row["text"] for row in rows_of(opened(write(tmp_path / "line.txt", line), folder))]
+    assert (len(texts), "".join(texts)) == (2, line)

@@ -1,0 +1,96 @@
+"""The data of a stage: held-out rows, shuffling, and positions that are carried over to changed data."""
+from __future__ import annotations
+
+import pytest
+from helpers import write_rows
+from rows import Flow, rows
+from stages import open_data, open_stage
+from texts import BYTES
+
+from lmplay.data.batcher import Batcher
+from lmplay.data.continuation import Cutter
+from lmplay.data.stage import StageData
+from lmplay.plan.schema import Stage
+
+
+def held_out(data):
+    stream = data.open_validation()
+    return sorted((sample.source, sample.truth) for sample in (stream.next() for _ in range(stream.rows_per_epoch)))
+
+
+def test_a_row_is_held_out_wherever_its_source_is_read(tmp_path):
+    write_rows(tmp_path / "a.jsonl", rows(40, "a"))
+    write_rows(tmp_path / "b.jsonl", rows(40, "b"))
+    a, b = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
+    alone = held_out(open_stage(tmp_path, {"dataset": [b], "shuffle": {"seed": 9}}))
+    mixed = held_out(open_stage(tmp_path, {"dataset": [a, b]}))
+    assert [text for _, text in alone] == [text for source, text in mixed if source == 1]
+    other_seed = held_out(open_stage(tmp_path, {"dataset": [a, b]}, seed=1))
+    assert other_seed != mixed
+    trained = {sample.truth for sample in iter(open_stage(tmp_path, {"dataset": [a, b]}).open_samples().next, None)}
+    assert len(trained) == 72
+    assert not trained & {text for _, text in mixed}
+
+
+def test_validation_of_a_stage_of_its_own_is_read_once(tmp_path):
+    write_rows(tmp_path / "a.jsonl", rows(20, "a"))
+    write_rows(tmp_path / "b.jsonl", rows(20, "b"))
+    write_rows(tmp_path / "v.jsonl", rows(7, "v"))
+    data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": {"dataset": str(tmp_path / "v.jsonl")}})
+    assert [text for _, text in held_out(data)] == [f"v{i}" for i in range(7)]
+    assert len(list(iter(data.open_samples().next, None))) == 40  # nothing held out of the others
+
+
+def order_of(data, epochs=2):
+    stream = data.open_samples()
+    found = [sample.truth for sample in iter(stream.next, None)]
+    return [found[i * len(found) // epochs:(i + 1) * len(found) // epochs] for i in range(epochs)]
+
+
+@pytest.mark.parametrize("shuffle", [True, {"seed": 5}, {"buffer": 3}, False])
+def test_what_a_plan_says_of_shuffling(tmp_path, shuffle):
+    write_rows(tmp_path / "a.jsonl", [{"text": f"{i}"} for i in range(50)])
+
+    def open_stage(shuffle, seed=0, path="a.jsonl"):
+        stage = {"name": "one", "dataset": str(tmp_path / path), "epochs": 2, "validation": 0, "shuffle": shuffle}
+        return StageData(Stage.model_validate(stage), tmp_path / "datasets", seed)
+
+    first, second = order_of(open_stage(shuffle))
+    assert sorted(first) == sorted(second) == sorted(str(i) for i in range(50))
+    assert order_of(open_stage(shuffle)) == [first, second]
+    assert (first == [str(i) for i in range(50)]) == (shuffle is False)
+    assert (first != second) == (shuffle is not False)
+    assert (order_of(open_stage(shuffle, seed=1))[0] != first) == (shuffle in (True, {"buffer": 3}))
+
+
+@pytest.mark.parametrize("change", ["fewer", "more", "shorter", "a stream", "from a stream"])
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_position_carries_over_to_other_data(tmp_path, change, stop):
+    """Also while samples wait for a batch with room for them, which the other data does not have."""
+    texts = [{"text": "abc def ghi. " * (1 + i * 7 % 5)} for i in range(40)]
+    path = write_rows(tmp_path / "a.jsonl", texts)
+    data = open_data(path, on_bad_row="skip")
+    if change == "from a stream":
+        data.sources[0] = Flow(texts)
+    before, batcher = data.fingerprints(), Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
+    batch = None
+    for _ in range(stop):
+        batch = batcher.next()
+    assert batch is not None
+    write_rows(path, {"fewer": texts[:2], "more": texts * 3, "shorter": [{"text": "abc."}] * 40}.get(change, texts))
+    data = open_data(path)
+    if change == "a stream":
+        data.sources[0] = Flow(texts)
+    batcher = Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
+    batcher.restore(data.carry_over(batch.position, before))
+    pieces = [piece for found in iter(batcher.next, None) for piece in found.pieces]
+    ended = [piece.sample.row for piece in pieces if piece.last]
+    read = batch.position["samples"]["mix"]["readers"][0]
+    first = {"a stream": 0, "from a stream": batch.position["read"]}.get(change, read["offset"])
+    assert sorted(ended) == list(range(first, data.sources[0].n_rows or 40))
+    assert "".join(piece.truth for piece in pieces).count("abc") == sum(data_row["text"].count("abc") for data_row in _rows_of(data)[first:])
+
+
+def _rows_of(data: StageData) -> list[dict]:
+    source = data.sources[0]
+    return source.all if isinstance(source, Flow) else [source[i] for i in range(source.n_rows)]
