@@ -27,7 +27,7 @@ from .interrupt import Interrupt
 
 @dataclass(frozen=True)
 class OpenStage:
-    """A stage that is left to do: as the plan has it, how far it has been done, what holds for it, and its open sources."""
+    """A stage that is left: the plan's entry, its state, its settings, its open data and its objective."""
 
     stage: Stage
     state: StageState
@@ -41,7 +41,8 @@ class Run:
     """All that training works on.
 
     `path` is the model file, whose stem is the run's name; `stages` are those that are left, in order; the five components of a checkpoint come next;
-    `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with the run.
+    `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with
+    the run: first the saver, then the `threads` that make batches, then the lock.
     """
 
     settings: Settings
@@ -60,6 +61,7 @@ class Run:
     saver: Saver
     changes: list[str]
     began_at: Counter[str] = field(default_factory=Counter)
+    threads: ExitStack = field(default_factory=ExitStack)
     closing: ExitStack = field(default_factory=ExitStack)
 
     @property

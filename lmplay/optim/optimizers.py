@@ -42,7 +42,7 @@ def _build(member: Member, model: nn.Module, lr: float, default_decay: float, we
 
 
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Give the same optimizer, but for what its methods say to torch.compile, which never sees them here: to say it they import the compiler.
+    """Remove the decorators of torch.compile from an optimizer, which is never compiled here: they import the compiler.
 
     That takes longer than importing all the rest of torch.
     """

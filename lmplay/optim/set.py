@@ -59,7 +59,7 @@ class OptimizerSet:
                    for optimizer in self for group in optimizer.param_groups)
 
     def step_unless(self, condition: torch.Tensor) -> None:
-        """Update unless a condition holds that only the device knows: the way in which torch's GradScaler tells a fused kernel.
+        """Update unless a flag on the device is set, as torch's GradScaler tells fused kernels.
 
         :param condition: a scalar of bool, on the device.
         """
@@ -93,7 +93,7 @@ class OptimizerSet:
         return sum(parameter.nbytes * copies for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
 
     def placeholder(self) -> list[torch.Tensor]:
-        """Take as much memory as the state of the trained parameters will, as far as it is not there yet; given back when the list is dropped."""
+        """Allocate the memory of the state that trained parameters do not have yet."""
         has_state = {id(parameter) for optimizer in self for parameter in optimizer.state}
         return [torch.ones_like(parameter) for parameter, copies in self._parameters() if parameter.requires_grad and id(parameter) not in has_state
                 for _ in range(copies)]

@@ -16,14 +16,12 @@ from ..data.stage import StageData
 from ..data.stream import SampleStream
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
-from ..device.random_state import seed_everything
 from ..engine.batches import Batches, Grouping, TrainBatch
-from ..engine.opening import check_model, freeze, open_stages, outline, start_device
+from ..engine.opening import check_model, freeze, make_model, open_stages, outline, start_device
 from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import TrainingError
 from ..objectives.base import Objective
-from ..optim.optimizers import build_optimizers
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan
@@ -78,11 +76,8 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
     settings = ahead.settings
     check_model(ahead, runtime, plan.stages)
     opened = open_stages(ahead, [(stage, StageState(stage.name)) for stage in plan.stages], say)
-    tokenizer = ahead.tokenizer(stage.data for stage in opened.values())
-    seed_everything(settings.seed)
-    module = ahead.spec.build(tokenizer.vocab_size).to(runtime.device)
-    optimizers = build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay)
-    timer = _Timer(DeviceModel(module, runtime.wrap(module, ahead.spec.args["context_len"], say), runtime), optimizers)
+    model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
+    module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
     size = checkpoint_bytes(module, optimizers.state_bytes())

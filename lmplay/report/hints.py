@@ -1,7 +1,7 @@
 """What would make a run faster, said at its start: only what is known to help here.  Report floor."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,12 +15,12 @@ _LARGE, _MANY_STEPS, _LONG = 20_000_000, 2_000, 512
 _MOST = 2
 
 
-def hints(settings: Settings, device: torch.device, parameters: int, model_args: Mapping[str, Any], longest: int, steps: float) -> list[str]:
+def hints(settings: Settings, device: torch.device, parameters: int, model_args: Mapping[str, Any], longest: int, steps: Callable[[], float]) -> list[str]:
     """Say which flags would make a run faster that is about to begin.
 
     :param parameters: of the model, their number.
     :param longest: the longest context of the stages, in tokens.
-    :param steps: of the stages at least, as far as their lengths are known.
+    :param steps: counts those of the stages at least, as far as their lengths are known.
     :return: at most two sentences, each beginning with the flag, given or not.
     """
     typed, large, on_cpu = settings.explicit, parameters >= _LARGE, device.type == "cpu"
@@ -29,7 +29,8 @@ def hints(settings: Settings, device: torch.device, parameters: int, model_args:
         lines.append("--amp computes in bfloat16, for which this device has instructions: less time for matrix products, and less memory")
     if settings.amp and on_cpu and cpu_flags() and not has_bfloat16(device):
         lines.append("--amp: this CPU has no instructions for bfloat16, and a step takes several times as long as without it")
-    if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") and steps >= _MANY_STEPS:
+    if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") \
+            and steps() >= _MANY_STEPS:
         lines.append("--compile-model takes a minute or two at the start, and makes each step faster")
     if on_cpu and not settings.compile_model and "dropout" not in typed and settings.initial_model is None and model_args.get("dropout", 0) \
             and longest >= _LONG:
