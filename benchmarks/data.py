@@ -165,7 +165,7 @@ def measure_resume(folder: Path, file: Path, n_rows: int, rounds: int) -> None:
 
 
 def peak_memory(folder: Path, file: Path, counts: list[int], streaming: bool) -> list[int]:
-    """Give the peak memory (KiB on Linux) of this process after so many rows have become mini-batches."""
+    """Give the peak memory (KiB on Linux) of this process after N rows have become mini-batches."""
     peaks, seen = [], 0
     for batch in batches(open_samples(folder, file, streaming), load_tokenizer("bytes"), CONTEXTS[0]):
         collate(batch.pieces, MINI_BATCH_SIZE)

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py                                    # 8 rows of 512: eager, float32 and bf16
     python benchmarks/memory.py --compile                          # compiled as well, with and without a budget: minutes on a CPU
-    python benchmarks/memory.py --context 1024 --largest 22        # on a GPU: the largest mini-batch that fits into so many GiB
+    python benchmarks/memory.py --context 1024 --largest 22        # on a GPU: the largest mini-batch that fits into N GiB
 
 Each way is a process of its own that does two steps (the second has the optimizer's state). On a CPU the peak is that of the whole process (its resident
 set, some 0.3 GiB of which are torch itself, 0.4 GiB with the Trainer's imports), on a GPU what torch has allocated. To be at most 75 % of the Trainer's.
@@ -103,7 +103,7 @@ def measure(way: dict[str, Any], rows: int, context: int) -> int | None:
 
 
 def largest(way: dict[str, Any], context: int, most: float) -> int:
-    """Give the most rows whose step stays within so many bytes, to an eighth: doubled, then halved back."""
+    """Give the most rows whose step stays within N bytes, to an eighth: doubled, then halved back."""
     fits, step = 0, 1
     while (peak := measure(way, fits + step, context)) is not None and peak <= most:
         fits, step = fits + step, max(1, fits + step)

@@ -71,7 +71,7 @@ def _build_parser() -> Parser:
     parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
     parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
                         "(default: png)")
-    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="go on: look so often whether the statistics have "
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="look every N seconds whether the statistics have "
                         f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
     return parser
