@@ -70,7 +70,11 @@ class Patience:
 
     def __init__(self, label: str):
         self._label = label
-        self._limit = _patience()
+        given = os.environ.get("LMP_HUB_PATIENCE", "")
+        try:
+            self._limit = float(given) if given else _DEFAULT_PATIENCE
+        except ValueError:
+            raise UserError(f"LMP_HUB_PATIENCE is '{given}'; it must be a number of seconds.") from None
         self.renew()
 
     def renew(self) -> None:
@@ -130,15 +134,6 @@ def _wrong_answer(answer: Any) -> list[str]:
     if answer.status_code < 400 and "html" in answer.headers.get("Content-Type", ""):
         return [f"{urlsplit(str(answer.url)).netloc} answers with a web page; is there a login page before the network?"]
     return []
-
-
-def _patience() -> float:
-    """Return the seconds to go on trying: `LMP_HUB_PATIENCE`, or the default."""
-    given = os.environ.get("LMP_HUB_PATIENCE", "")
-    try:
-        return float(given) if given else _DEFAULT_PATIENCE
-    except ValueError:
-        raise UserError(f"LMP_HUB_PATIENCE is '{given}'; it must be a number of seconds.") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -12,11 +12,9 @@ NAME = "best"
 
 
 def write_best(path: Path, content: dict[str, Any], stage: str | None, cancelled: Callable[[], bool] = lambda: False) -> None:
-    """Write the best state.
+    """Write the best state, of all components, and link it as that of `stage`, the stage that it belongs to, if that one may end early.
 
     :param path: NAME.lmp.
-    :param content: of all components.
-    :param stage: the stage that it belongs to, if that stage may end early: it has a best state of its own.
     :param cancelled: called between chunks; True cancels the write.
     :raises OSError: when the file cannot be written; the old one is whole then.
     """
@@ -31,8 +29,5 @@ def best_file(path: Path, stage: str | None = None) -> Path:
 
 
 def best_names(stages: Sequence[str]) -> list[str]:
-    """Return the names of the best states, as stages are named.
-
-    :param stages: those that may end early.
-    """
+    """Return the names of the best states, as stages are named; `stages` are those that may end early."""
     return [NAME, *(f"{stage}.{NAME}" for stage in stages)]

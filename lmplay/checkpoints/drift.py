@@ -1,5 +1,6 @@
-"""What differs from when a checkpoint was written: every difference is told.  What would change the meaning of the past is refused elsewhere
-(`Curriculum.check_past`, `engine.opening`).  No torch.
+"""The differences between a checkpoint and the run that resumes from it, to be told.  No torch.
+
+Differences that would change the meaning of what has been trained are refused elsewhere (`Curriculum.check_past`, `engine.opening`).
 """
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from ..plan.curriculum import Curriculum, changes_to_come, show
 from ..plan.load import plan_from_json
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan
-from ..plan.settings import Settings, StageSettings, resolve_stage, setting_names
+from ..plan.settings import Settings, StageSettings, resolve_stage
 from . import format as checkpoint
 
 # Settings that are compared by stage, below flags and plan.
@@ -17,16 +18,15 @@ _BY_STAGE = [flag.name for flag in FLAGS if flag.change is Change.BY_STAGE]
 
 
 def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> list[str]:
-    """List every difference between a checkpoint and the run that goes on from it.
+    """List every difference between a checkpoint and the run that resumes from it, a line each.
 
-    :param settings: the run's.
     :param stored: the checkpoint.
     :param curriculum: restored from it.
-    :param stage_settings: what holds for each stage that is left.
-    :return: a line for each.
+    :param stage_settings: of each stage that is not done.
     """
     model = stored["model"]["state_args"]
-    before = _settings(stored["runner"]["state_args"]["settings"])
+    given = stored["runner"]["state_args"]["settings"]
+    before = Settings(**{flag.name: given[flag.name] for flag in FLAGS if flag.name in given}, explicit=frozenset(given["given"]))  # else the default
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
     pairs = [(name, stored["versions"].get(name), version, True) for name, version in checkpoint.versions().items()]
@@ -39,20 +39,15 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
 
 
 def foreign_sizes(settings: Settings, plan: Plan) -> list[str]:
-    """Say so when a new model of one experiment gets the sizes that the plan has for another."""
+    """Warn when a new model of one experiment gets the sizes that the plan has for another."""
     sizes = plan.model.model_dump(exclude_none=True, exclude={"exp"})
     if "exp" not in settings.explicit or plan.model.exp in (None, settings.exp) or not sizes:
         return []
     return [f"--exp {settings.exp} is built with the plan's $model, which is meant for {plan.model.exp}: {show(sizes)}"]
 
 
-def _settings(stored: dict[str, Any]) -> Settings:
-    """Make settings of what a checkpoint has of them; flags that it does not know have their defaults."""
-    return Settings(**{name: stored[name] for name in setting_names() if name in stored}, explicit=frozenset(stored["given"]))
-
-
 def _by_stage(before: Settings, plan: Plan, stage_settings: dict[str, StageSettings], context_len: int) -> list[str]:
-    """List what the flags now change in the stages that are left; where a stage sets a value itself, only a typed flag changes it."""
+    """List what the flags change in the stages that are not done; where a stage sets a value itself, only a typed flag changes it."""
     found: dict[str, list[str]] = {}
     for stage in plan.stages:
         if stage.name in stage_settings:

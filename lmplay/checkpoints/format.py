@@ -29,8 +29,7 @@ _COMMENT = len(_MARK) + 32
 _NO_COMMENT = b"\0\0"
 # The last record of an archive without a comment.
 _END, _END_SIZE = b"PK\5\6", 22
-# Bytes that are read or written at once; a write can be cancelled between two chunks.
-_CHUNK = 1 << 23
+_CHUNK = 1 << 23  # bytes that are read or written at once; a write can be cancelled between two chunks
 
 
 class Cancelled(OSError):
@@ -55,8 +54,6 @@ def versions() -> dict[str, str]:
 def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
     """Write a file with its checksum: first under a temporary name, synced, then renamed.
 
-    :param path: the file to create or to replace.
-    :param content: plain values and tensors.
     :param before_rename: called with the complete temporary file, while the old file still has its name.
     :param cancelled: called between chunks; True cancels the write.
     :raises OSError: when the file cannot be written; :class:`Cancelled` when the write was cancelled. The old file is untouched then.
@@ -65,11 +62,9 @@ def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], N
 
 
 def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
-    """Read a checkpoint; no code in it is executed.
+    """Read a checkpoint, tensors to the CPU; no code in it is executed.
 
-    :param path: the file.
     :param parts: the components that it must have.
-    :return: its content, tensors on the CPU.
     :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
     :raises UserError: when the file cannot be read, or its format version is unknown.
     """
@@ -85,13 +80,11 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
 
 
 def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -> dict[str, Any]:
-    """Read a checkpoint or a file of weights alone.
+    """Read a checkpoint or a file of weights alone; the content has the key "format".
 
-    :param path: the file.
     :param advice: appended to the message of :class:`Damaged`.
     :param mmap: leave the tensors on the disk until they are used.
     :param check: verify the checksum.
-    :return: its content, with the key "format".
     :raises Damaged: when the file is damaged or not a file of lmplay.
     :raises UserError: when the file cannot be read.
     """
@@ -113,10 +106,8 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
 
 
 def verify(path: Path) -> bool | None:
-    """Compare a file's bytes with its checksum.
+    """Tell whether a file's checksum is right; None for an archive without one (written by torch.save or lmplay 0.1).
 
-    :param path: the file.
-    :return: whether the checksum is right; None for an archive without one (written by torch.save or lmplay 0.1).
     :raises OSError: when the file cannot be read.
     """
     with open(path, "rb", buffering=0) as file:
@@ -136,7 +127,7 @@ def verify(path: Path) -> bool | None:
             checksum.update(buffer[:count])
             left -= count
     checksum.update(_NO_COMMENT)  # as torch has written it
-    return comment == _MARK + _digits(checksum) and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
+    return comment == _MARK + checksum.hexdigest().encode() and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
 
 
 def stage_file(path: Path, stage: str) -> Path:
@@ -148,7 +139,6 @@ def checkpoint_bytes(module: nn.Module, optimizer_bytes: int) -> int:
     """Estimate the size of a checkpoint before there is one, in bytes: weights and buffers (shared ones once), and the optimizer's state.
 
     :param module: the raw model; may be on "meta".
-    :param optimizer_bytes: of the optimizer's state.
     """
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers())) + optimizer_bytes
 
@@ -214,9 +204,4 @@ def _write(content: dict[str, Any], file: IO[bytes], cancelled: Callable[[], boo
         raise cause or OSError(errno.EIO, str(error).splitlines()[0]) from error
     # The checksum is that of the archive as torch has written it; the comment and its length are added afterwards.
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_COMMENT.to_bytes(2, "little") + _MARK + _digits(hashed.hash))
-
-
-def _digits(checksum: Any) -> bytes:
-    """Return a checksum as hexadecimal digits."""
-    return str(checksum.hexdigest()).encode()
+    file.write(_COMMENT.to_bytes(2, "little") + _MARK + hashed.hash.hexdigest().encode())

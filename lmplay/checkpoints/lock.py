@@ -18,26 +18,20 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
-# Another run may remove the lock file at the same moment, which calls for another try; on some file systems a file never seems to be the same.
+# When another run removes the lock file at the same moment, it is tried again; on some file systems a file never seems to be the same.
 _TRIES = 100
 
 
 class Lock:
-    """The lock of a model file and of the files that belong to it."""
+    """The lock of a model file NAME.lmp and of the files that belong to it: the hidden file .NAME.lock beside it, which exists as long as the run."""
 
     def __init__(self, path: Path):
-        """
-        :param path: NAME.lmp; the lock is the hidden file .NAME.lock beside it, which exists as long as the run.
-        """
         self._model = path
         self._path = path.with_name(f".{path.stem}.lock")
         self._handle: int | None = None
 
     def take(self) -> None:
-        """Take the lock, if it is not held already.
-
-        :raises UserError: when another process holds it (names the process), or the file cannot be created.
-        """
+        """Take the lock, if it is not held already; raises UserError when another process holds it (names the process), or the file cannot be created."""
         tries = _TRIES
         while self._handle is None and fcntl is not None:
             try:

@@ -13,14 +13,13 @@ from ..plan.schema import Plan
 from ..plan.settings import Settings
 from . import rotation
 from .best import best_file, best_names
-from .format import Damaged, load, stage_file
+from .format import Damaged, load
 from .rotation import Found
 
 
 def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found | None:
     """Choose the state that a run resumes from, without changing anything.
 
-    :param settings: --resume and --reset-history.
     :param path: the model file.
     :param stages: names of the plan's stages.
     :return: the checkpoint of `--resume`, by default the newest whole one; None for a new run.
@@ -48,8 +47,6 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
 def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str], say: Callable[[str], None]) -> None:
     """Make the state that the run resumes from the newest one; every file that the run would replace is kept under another name.
 
-    :param settings: --resume, and where the statistics are.
-    :param path: the model file.
     :param found: the result of :func:`choose_state`.
     :param to_come: names of the stages that are not done in that state.
     :param say: shows a line to the user.
@@ -62,18 +59,15 @@ def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str
 
 
 def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
-    """Rename a model's files to make way for a new run, and move its statistics into a folder of the new name.
+    """Rename a model's files to make way for a new run of a plan, and move its statistics in `folder` into a folder of the new name.
 
-    :param path: the model file.
-    :param folder: where its statistics are.
-    :param plan: the new plan; the stages of the old one are read from the file.
     :return: the new name of the model file; None where there is no file.
     """
     stages = {stage.name for stage in plan.stages}
     with suppress(UserError):  # a damaged file is renamed as well
         stages |= {stage["name"] for stage in load(path)["curriculum"]["state"]["stages"]}
     names = [*stages, *best_names(sorted(stages))]
-    if not rotation.exists(path, names):
+    if not rotation.existing(path, names):
         return None
     kept = rotation.free_name(path, "old")
     statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if _model_of(file) == path.stem]
@@ -84,26 +78,20 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
 
 
 def _step_back(path: Path, source: Path, to_come: list[str]) -> Path | None:
-    """Make an earlier state the newest; its file is not changed, and the model file is whole at every instant.
+    """Make an earlier state the newest, and return the new name of the newest one before, if there was one.
 
-    :return: the new name of what was the newest state, if there was one.
+    The file of the earlier state is not changed, and the model file is whole at every instant.
     """
     kept = None
     if path.exists():
         kept = rotation.free_name(path, "old")
-        for file in _files(path, to_come):
+        for file in rotation.existing(path, [*to_come, *best_names(to_come)]):
             link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
     link_atomic(source, path)
     for older in rotation.previous(path).values():  # later than the state that the run resumes from; they are kept under their new names
         if kept is not None and not older.samefile(source):
             older.unlink()
     return kept
-
-
-def _files(path: Path, stages: list[str]) -> list[Path]:
-    """List the existing checkpoints that a run of these stages would replace."""
-    names = [path, *rotation.previous(path).values(), *(stage_file(path, name) for name in (*stages, *best_names(stages)))]
-    return [name for name in names if name.exists()]
 
 
 def _model_of(statistics: Path) -> Any:

@@ -32,7 +32,6 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
     """Write the newest state, rotate the older ones, and link the newest as the stage's.
 
     :param path: NAME.lmp.
-    :param content: of all components.
     :param stage: the stage whose newest state this is; None = no stage's.
     :param keep: number of older states to keep.
     :param cancelled: called between chunks; True cancels the write.
@@ -51,16 +50,13 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
 
 
 def find(path: Path, stages: Sequence[str]) -> Found | None:
-    """Find the newest whole state of a model, without changing anything.
+    """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
-    :param path: NAME.lmp.
-    :param stages: names of the plan's stages.
-    :return: the state; None when there is no file at all.
     :raises Damaged: when all files are damaged.
     :raises UserError: when the newest whole file has an unknown format version.
     """
     damaged: list[tuple[Path, str]] = []
-    for candidate in _candidates(path, stages):
+    for candidate in existing(path, stages):
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
@@ -74,12 +70,10 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
 
 
 def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str], None]) -> None:
-    """Where the newest state is damaged or missing: rename the damaged files, and make the state that was found NAME.lmp again.
+    """Where the newest state is damaged or missing: rename the damaged files, and make the state that was found NAME.lmp.
 
-    :param path: NAME.lmp.
     :param found: the result of :func:`find`.
-    :param out_dir: where the statistics are; they say how many samples the run had done.
-    :param say: shows a line to the user.
+    :param out_dir: where the statistics are; they say how many samples the run had trained on.
     """
     if found is None or found.path == path:
         return
@@ -98,30 +92,16 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
 
 
 def set_aside(path: Path, stages: Sequence[str]) -> Path:
-    """Rename all files of a model, to make way for a new run.
-
-    :param path: NAME.lmp.
-    :param stages: the stages that may have files.
-    :return: the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free.
-    """
+    """Rename all files of a model, to make way for a new run, and return the new name of NAME.lmp: NAME.old-1.lmp, or the first number that is free."""
     new = free_name(path, "old")
-    for other in _candidates(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
+    for other in existing(path, stages)[::-1]:  # NAME.lmp last: a run that is killed in between does this again
         name = new if other == path else new.with_name(new.stem + other.name.removeprefix(path.stem))
         other.rename(name)
     return new
 
 
-def exists(path: Path, stages: Sequence[str]) -> bool:
-    """Tell whether a model has any file."""
-    return bool(_candidates(path, stages))
-
-
 def clean_up(path: Path, out_dir: Path) -> None:
-    """Remove the half-written files of killed runs of this model, whose lock must be held.
-
-    :param path: NAME.lmp.
-    :param out_dir: where its statistics are.
-    """
+    """Remove the half-written files of killed runs of this model, whose lock must be held; its statistics are in `out_dir`."""
     name = re.escape(path.stem)
     ours = re.compile(rf"{name}(\.[^/]+)?\.lmp|{name}(_step_.+)?_(train|validate)_stats\.json|{name}_settings\.json")
     for folder in {path.parent, out_dir}:
@@ -129,16 +109,15 @@ def clean_up(path: Path, out_dir: Path) -> None:
 
 
 def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) -> None:
-    """Check that all checkpoints of a run will fit on the disk together.
+    """Check that all checkpoints of a run will fit on the disk together; raises UserError with the bytes that are needed and free.
 
     :param path: NAME.lmp; its folder need not exist yet.
     :param size: of one file, in bytes.
     :param stages: names of the plan's stages; each but the last keeps a file of its own.
     :param keep: number of older states to keep.
-    :raises UserError: with the bytes that are needed and free.
     """
     count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
-    there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in _candidates(path, stages))}
+    there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in existing(path, stages))}
     try:
         check_free_bytes(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
     except OSError as error:
@@ -153,15 +132,15 @@ def previous(path: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), other) for match, other in found if match))
 
 
+def existing(path: Path, stages: Sequence[str]) -> list[Path]:
+    """List the existing files of a model in the order of resuming: the newest, the older ones, those of the stages from the last."""
+    names = [path, *previous(path).values(), *(stage_file(path, stage) for stage in reversed(stages))]
+    return [name for name in names if name.exists()]
+
+
 def free_name(path: Path, why: str) -> Path:
     """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist."""
     return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
-
-
-def _candidates(path: Path, stages: Sequence[str]) -> list[Path]:
-    """List the existing files to resume from, in order: the newest, the older ones, those of the stages from the last."""
-    names = [path, *previous(path).values(), *(stage_file(path, stage) for stage in reversed(stages))]
-    return [name for name in names if name.exists()]
 
 
 def _rotate(path: Path, keep: int) -> None:
@@ -171,18 +150,13 @@ def _rotate(path: Path, keep: int) -> None:
         return
     gap = next((number for number in range(1, keep) if number not in before), keep)
     for number in range(gap - 1, 0, -1):
-        before[number].replace(_previous_file(path, number + 1))
-    newest = _previous_file(path, 1)
+        before[number].replace(stage_file(path, f"prev-{number + 1}"))
+    newest = stage_file(path, "prev-1")
     newest.unlink(missing_ok=True)  # exists only with keep = 1
     try:
         os.link(path, newest)
     except OSError:  # no links here: for an instant there is no NAME.lmp, and a run that is killed then resumes from prev-1
         path.replace(newest)
-
-
-def _previous_file(path: Path, number: int) -> Path:
-    """Return the path of an older state."""
-    return stage_file(path, f"prev-{number}")
 
 
 def _samples_in_statistics(path: Path, out_dir: Path) -> int | None:

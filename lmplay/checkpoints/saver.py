@@ -21,28 +21,26 @@ from . import rotation
 from .best import write_best
 from .format import Cancelled
 
-# A thread with this niceness gets about a tenth of a core where all are busy (sched(7)).
-_NICENESS = 10
+_NICENESS = 10  # a thread with it gets about a tenth of a core where all are busy (sched(7))
 _PLAIN = {int, float, str, bool, type(None)}
 
 Record = TypeVar("Record")
 
 
 class Copier:
-    """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses."""
+    """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses.
+
+    With `pinned`, copies of CUDA tensors are in pinned memory, which is several times as fast.
+    """
 
     def __init__(self, pinned: bool = True):
-        """
-        :param pinned: keep copies of CUDA tensors in pinned memory, which is several times as fast.
-        """
         self._pinned = pinned
         self._buffers: dict[str, torch.Tensor] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Copy values deeply.
+        """Copy dicts, lists, objects, plain values, and tensors on any device; the copy overwrites the one before.
 
-        :param value: dicts, lists, objects, plain values, and tensors on any device.
-        :return: the copy; it overwrites the one before. Tensors that share memory share it in the copy.
+        Tensors that share memory share it in the copy.
         """
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         result = self._copy(value, "", seen)
@@ -88,17 +86,13 @@ class _Best:
 
 
 class Saver:
-    """Saves the state of a run, one save at a time: the next one waits for the one before.
+    """Saves the state of a run to NAME.lmp and keeps `keep` older states, one save at a time: the next one waits for the one before.
 
     A save writes the statistics first, then the best state, then the checkpoint. A run that is killed in between repeats the steps since the checkpoint
     before, finds the same best state again, and so leaves the same files.
     """
 
     def __init__(self, path: Path, keep: int):
-        """
-        :param path: NAME.lmp.
-        :param keep: number of older states to keep.
-        """
         self.failed = 0  # saves in a row
         self._path, self._keep = path, keep
         self._copier = Copier()
@@ -119,7 +113,7 @@ class Saver:
         """Copy the best state so far, to be written with the next save: the disk is written to no more often than the run saves.
 
         :param content: of all components; not changed, and not used afterwards.
-        :param stage: the stage at work, if it may end early: it has a best state of its own.
+        :param stage: the current stage, if it may end early: it has a best state of its own.
         """
         copier = Copier(pinned=False) if self._best is None else self._best.copier
         self._best = None  # what it was is overwritten
@@ -127,10 +121,10 @@ class Saver:
 
     def save(self, content: dict[str, Any], stage: str, record: Record, before: Callable[[Record], None], saved: Callable[[Record, float], None],
              failed: Callable[[OSError], None]) -> None:
-        """Copy the state, as soon as the save before is done, and write the copy in a thread, which also calls the three functions.
+        """Copy the state when the save before is done, and write the copy in a thread, which also calls the three functions.
 
         :param content: of all components; not changed, and not used afterwards.
-        :param stage: the stage at work.
+        :param stage: the current stage.
         :param record: what the functions need to know of the run at this moment; copied together with the content.
         :param before: called with the copied record before anything is written: writes the statistics.
         :param saved: called with the copied record and the seconds that it took, when all has been written.
@@ -162,11 +156,7 @@ class Saver:
             self._run(write, in_thread=False)
 
     def wait(self) -> bool:
-        """Wait for the save at work, if there is one.
-
-        :return: whether the last save has written its state.
-        :raises BaseException: what the last save has raised, once.
-        """
+        """Wait for the running save, if there is one, and return whether the last save has written its state; raises what it has raised, once."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -174,10 +164,7 @@ class Saver:
         return self._result
 
     def close(self, give_up: bool) -> None:
-        """Wait for the save at work, or cancel it.
-
-        :param give_up: cancel it: the half-written file, which has a temporary name, is removed.
-        """
+        """Wait for the running save; `give_up` cancels it: the half-written file, which has a temporary name, is removed."""
         self._cancel = give_up
         try:
             self._idle.wait()

@@ -11,12 +11,7 @@ from .format import FORMAT, versions, write
 
 
 def check_target(settings: Settings, path: Path) -> None:
-    """Check before training that the file can be written.
-
-    :param settings: the run's.
-    :param path: the model file, which must be another one.
-    :raises UserError: when it cannot be written.
-    """
+    """Check before training that the file can be written, and is not the model file `path`; raises UserError when not."""
     target = _target(settings)
     if target is not None:
         if target.absolute() == path.absolute() or target.is_dir():
@@ -25,12 +20,9 @@ def check_target(settings: Settings, path: Path) -> None:
 
 
 def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
-    """Write the file, if `--save-weights-only` is given.
+    """Write the file, if `--save-weights-only` is given, and return it; raises UserError when it cannot be written.
 
-    :param settings: the run's.
     :param model: the model component, as in a checkpoint.
-    :return: the file; None without the flag.
-    :raises UserError: when the file cannot be written.
     """
     target = _target(settings)
     if target is not None:

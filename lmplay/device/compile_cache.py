@@ -10,8 +10,7 @@ import torch
 from .machine import cpu_flags
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-# Seconds to wait for the lock with which the folder is tested, in case another run holds it.
-_PATIENCE = 10.0
+_PATIENCE = 10.0  # seconds to wait for the lock with which the folder is tested, in case another run holds it
 
 
 def keep_compiled() -> None:

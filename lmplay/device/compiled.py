@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Graphs that torch compiles of a function before it falls back to eager code: there are two for training and two for validation, in each stage that freezes
-# other parameters.
+# Graphs that torch compiles before it falls back to eager code: two for training and two for validation are needed in each stage that freezes others.
 _MOST_GRAPHS = 256
 
 

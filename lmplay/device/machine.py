@@ -7,9 +7,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from statistics import median
 
-# Variables by which the user chooses the number of threads.
-_CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
+_CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # variables by which the user chooses the number of threads
 # Samples of the number of running threads, and the seconds between two: a single one would count threads that run for an instant only.
 _LOOKS, _BETWEEN_LOOKS = 7, 0.005
 

@@ -1,7 +1,7 @@
 """The processes that train together, as ranks 0 to N - 1.  Imports torch only."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 class Ranks:
     """What a process does together with the others; all ranks make the same calls in the same order.
 
-    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `share`.
+    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `rounds`.
     """
 
     rank = 0
@@ -23,9 +23,13 @@ class Ranks:
         """Whether this is the rank that writes files and talks to the user."""
         return self.rank == 0
 
-    def share(self, items: Sequence[Value]) -> Sequence[Value]:
-        """Return this rank's share of a sequence: every N-th item, so that shares of items sorted by length take about the same time."""
-        return items[self.rank::self.size]
+    def rounds(self, items: Sequence[Value]) -> Iterator[Value | None]:
+        """Deal out a sequence, an item to each rank in each round: this rank's item, None in a last round that has none for it.
+
+        All ranks have as many rounds; of items that are sorted by length they have about the same work.
+        """
+        for first in range(0, len(items), self.size):
+            yield items[first + self.rank] if first + self.rank < len(items) else None
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks, without waiting for the device."""

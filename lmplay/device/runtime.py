@@ -16,8 +16,7 @@ from ..plan.settings import Settings
 from .allocator import keep_freed_memory
 from .ranks import Ranks
 
-# Compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it.
-_COMPILED_MULTIPLE = 8
+_COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it
 # Up to this context length compiled bfloat16 code on a CPU is faster with plain matrix products for attention than with torch's fused kernel.
 _PLAIN_CONTEXT = 512
 

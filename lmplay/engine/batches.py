@@ -95,7 +95,7 @@ class Batches:
         self.end: End | None = None
 
     def next(self, stop_waiting: Callable[[], bool]) -> TrainBatch | None:
-        """Give the next batch; None at the end, which :attr:`end` says then, or when told to stop waiting.
+        """Give the next batch; None at the end (then :attr:`end` is set), or when told to stop waiting.
 
         :param stop_waiting: asked now and then while the batch isn't there.
         """

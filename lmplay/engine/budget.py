@@ -24,6 +24,7 @@ from ..errors import TrainingError, UserError
 from ..files import read_json_or_yaml, write_text
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
+from ..plan.names import DEFAULT_OBJECTIVE
 from ..plan.settings import StageSettings
 from .batches import Grouping, TrainBatch
 from .run import Run
@@ -52,12 +53,15 @@ class TokenBudget:
         return int(self._run.runner.token_budget["tokens"]) if self.is_measured else self._run.settings.token_budget(self._stage.context_len)
 
     def settle(self) -> None:
-        """Measure, if asked for: a run that goes on keeps what it had, else what was measured before counts. What that depends on must not have changed.
+        """With `--mini-batch-size auto`, set the budget: from the checkpoint, from the file of earlier measurements, or by a measurement. What it depends on
+        must not have changed.
 
         The model is in the state in which the stage trains it; nothing of it changes.
         """
+        if not self.is_measured:
+            return
         run, of = self._run, self._describe()
-        if not self.is_measured or run.runner.token_budget.get("of") == of:
+        if run.runner.token_budget.get("of") == of:
             return
         known = next((entry for entry in self._read() if entry["of"] == of), None)
         if known is not None:
@@ -71,11 +75,11 @@ class TokenBudget:
         self._remember()
 
     def attempts(self, longest: int) -> Iterator[AbstractContextManager[int]]:
-        """Give what work by mini-batches is done in: once, and, with `--mini-batch-size auto`, again with half of the budget each time memory runs out.
+        """Yield an attempt; with `--mini-batch-size auto`, after an out-of-memory error another one with half of the budget.
 
         ``for attempt in budget.attempts(longest): with attempt as tokens: …``
 
-        :param longest: the tokens of the longest piece: with a smaller budget than that, it would be alone as before.
+        :param longest: the tokens of the longest piece, which a smaller budget would not split.
         :raises TrainingError: when memory runs out and smaller mini-batches were not asked for, or there are none.
         """
         run, random_before = self._run, torch_random_state()
@@ -87,7 +91,7 @@ class TokenBudget:
             # here the error is gone, and with it what its frames held
             run.runner.token_budget["tokens"] //= 2
             self._remember()
-            run.optimizers.optimizers.zero_grad()
+            run.optimizers.zero_grad()
             restore_torch_random_state(random_before)
             free_memory(run.runtime.device)
             run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the work at hand is done again")
@@ -128,7 +132,7 @@ class TokenBudget:
               "optimizer": run.optimizers.kind, "model": model.experiment, "args": model.args, "vocabulary": model.tokenizer.vocab_size,
               "trained": sum(parameter.numel() for parameter in run.parameters() if parameter.requires_grad),
               "batch_size": stage.batch_size, "context_len": stage.context_len}
-        if stage.objective != "next_token":
+        if stage.objective != DEFAULT_OBJECTIVE:
             of["objective"] = stage.objective
         return dict(json.loads(json.dumps(of, default=str)))
 
@@ -193,12 +197,12 @@ def _fastest(speeds: dict[int, float]) -> int | None:
 
 @contextmanager
 def _untouched(run: Run) -> Iterator[None]:
-    """Bring back all that a step changes beside the weights, which are not updated: random numbers, buffers, gradients, scaler. The optimizers' state is
-    there meanwhile, or as much memory."""
+    """Restore everything that a step changes except the weights, which are not updated: random numbers, buffers, gradients, scaler. Meanwhile the memory of
+    the optimizers' state is taken."""
     module, runtime = run.device_model.raw, run.runtime
     random, scaler = random_state(), runtime.scaler.state_dict()
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    placeholder = run.optimizers.optimizers.placeholder()
+    placeholder = run.optimizers.placeholder()
     try:
         yield
     finally:
@@ -215,9 +219,9 @@ def _untouched(run: Run) -> Iterator[None]:
 def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> float:
     """Time forward and backward of a mini-batch, after one that warms up.
 
-    :param alone: it is the only one of its step; else it adds to a gradient that is there.
+    :param alone: it is the only mini-batch of its step: gradients are dropped first, not added to.
     """
-    model, nobody = run.device_model, OptimizerSet({}, {})
+    model, nobody = run.device_model, OptimizerSet("none", {}, {})
 
     def once() -> float:
         if alone:
@@ -234,7 +238,7 @@ def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> 
 
 
 def _full_batch(run: Run, count: int, grouping: Grouping) -> TrainBatch:
-    """Make a batch of N pieces of random tokens that fill the context, in one mini-batch; drawn beside the random numbers of the run."""
+    """Make a batch of N pieces of random tokens that fill the context, in one mini-batch; drawn by a generator of its own."""
     length = grouping.context_len
     tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, length))
     pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
@@ -242,7 +246,7 @@ def _full_batch(run: Run, count: int, grouping: Grouping) -> TrainBatch:
 
 
 def _twice_fits(device: torch.device, began_with: int | None) -> bool:
-    """Tell whether there is memory for twice as much as has been used on top of what it began with; where nobody knows, it is tried."""
+    """Tell whether a mini-batch of twice the size would fit, by the peak so far; True where nobody knows."""
     left, peak, now = memory_left(device), peak_memory(device), memory_in_use(device)
     if left is None or peak is None or now is None or began_with is None:
         return True

@@ -11,7 +11,7 @@ from ..stats.totals import ModelStats
 
 
 class BySource:
-    """Knows the names of a stage's sources, and divides batches and loss sums by them; for a stage with one source it gives nothing and costs nothing."""
+    """Splits counts and losses of a stage by source; does nothing for a stage with one source."""
 
     def __init__(self, data: StageData, stats: ModelStats):
         """

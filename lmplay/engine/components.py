@@ -1,4 +1,4 @@
-"""The components of a checkpoint that hold tensors or running figures; the fifth, the curriculum, is on the plan floor.  Engine floor."""
+"""The components of a checkpoint but for `curriculum` (plan floor) and `optimizers` (:class:`lmplay.optim.set.OptimizerSet`).  Engine floor."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -10,7 +10,6 @@ from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
 from ..errors import UserError
 from ..optim.schedules import lr_factor
-from ..optim.set import OptimizerSet
 from ..plan.settings import Settings, StageSettings
 from ..report.callbacks import Notifier
 from ..stats.run_record import RunRecord
@@ -81,30 +80,6 @@ class RunnerComponent:
         if state["scaler"] and self.runtime.scaler.is_enabled():
             self.runtime.scaler.load_state_dict(state["scaler"])
         restore_random_state(state["random"])
-
-
-@dataclass
-class OptimizersComponent:
-    """The optimizers."""
-
-    kind: str
-    optimizers: OptimizerSet
-    name: str = "optimizers"
-
-    def state_args(self) -> dict[str, Any]:
-        """See :class:`lmplay.component.Component`."""
-        return {name: {"optimizer": self.kind} for name in self.optimizers.members}
-
-    def state(self) -> dict[str, Any]:
-        """See :class:`lmplay.component.Component`."""
-        return self.optimizers.state_dict()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`lmplay.component.Component`."""
-        try:
-            self.optimizers.load_state_dict(state)
-        except (ValueError, KeyError) as error:
-            raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 
 
 @dataclass

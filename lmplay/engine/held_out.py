@@ -22,19 +22,22 @@ _FLOOR_SAMPLES = 32
 class HeldOut:
     """Gives a stage's validations their samples, from where its state says."""
 
-    def __init__(self, stage: OpenStage):
-        self._stage = stage
+    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]]):
+        """
+        :param prepare: makes the pieces of a sample.
+        """
+        self._stage, self._prepare = stage, prepare
         self.is_there = self._has_sample()
         self._stream = stage.data.open_validation() if self.is_there else None
         if self._stream is not None and stage.state.validation_position is not None:
             self._stream.restore(stage.state.validation_position)
 
     def regular(self) -> list[Sample]:
-        """Take the samples of the next regular validation, round and round; :meth:`settle` says that it has been done."""
+        """Take the samples of the next regular validation, cyclically; :meth:`settle` stores the position after them."""
         return _take(self._stream, self._stage.settings.validation_samples) if self._stream is not None else []
 
     def settle(self) -> None:
-        """Go on behind the samples that were taken."""
+        """Store the position after the samples that were taken."""
         if self._stream is not None:
             self._stage.state.validation_position = self._stream.state()
 
@@ -48,10 +51,9 @@ class HeldOut:
         most = FINAL_CHARACTERS * len(samples)
         return samples[:1 + sum(length < most for length in lengths)]
 
-    def floors(self, prepare: Callable[[Sample], list[Piece]]) -> dict[str, float | None]:
+    def floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it.
 
-        :param prepare: makes the pieces of a sample.
         :return: `floor_nats_per_token` and `floor_bits_per_byte`; None where unknown.
         """
         stream = (self._stage.data.open_validation() if self.is_there else None) or self._stage.data.open_samples()
@@ -60,15 +62,15 @@ class HeldOut:
         if not samples or any(sample.nats is None for sample in samples):
             return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
         nats = sum(sample.nats or 0.0 for sample in samples)
-        tokens = sum(piece.n_truth for sample in samples for piece in prepare(sample))
+        tokens = sum(piece.n_truth for sample in samples for piece in self._prepare(sample))
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
         return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
 
     def _has_sample(self) -> bool:
-        """Tell whether there is a held-out row that gives a sample."""
+        """Tell whether the samples of the first validation have anything to learn."""
         samples = self._stage.data.open_validation()
         try:
-            return samples is not None and samples.next() is not None
+            return samples is not None and any(map(self._prepare, _take(samples, self._stage.settings.validation_samples)))
         except UserError:
             return False
 

@@ -109,7 +109,7 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Do something that may take long and changes nothing that a save would keep: a request ends it.
+        """A request raises :class:`Stopped` at once in this block, which may take long and does nothing that must be saved.
 
         :raises Stopped: on a request.
         """
@@ -125,9 +125,7 @@ class Interrupt:
 
     @contextmanager
     def until_stopped(self) -> Iterator[None]:
-        """Do something that is given up when a request is heard at once in it; where that is to end the run with nothing more saved, it goes on to do so.
-
-        :raises Stopped: then.
+        """Swallow :class:`Stopped`, unless the run is ending without a save.
         """
         try:
             yield

@@ -58,7 +58,7 @@ def train(run: Run) -> int:
             _insist(save(run, stage.name, wait=True))
             return _end(run)
         saved = save(run, stage.name, wait=True)
-        _insist(saved or not run.curriculum.is_done)  # the save of the next stage may have more luck
+        _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
     weights = save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()})
@@ -78,7 +78,7 @@ def _begin(run: Run, open_stage: OpenStage) -> StageRunner | None:
 
 
 def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch | None:
-    """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and let the error go on."""
+    """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and re-raise."""
     try:
         with run.interrupt.at_once():
             return stage.next_batch()
@@ -91,7 +91,7 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
 
 
 def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
-    """Do the validation that is due, if one is, and keep the best state; if its data fails, save: the run that goes on does it."""
+    """Do the validation that is due, if one is, and keep the best state; on an error of its data, save: the run that goes on validates again."""
     if not stage.state.validation_due:
         return
     with recorder.pause():
@@ -104,7 +104,7 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
 
 
 def _finish(run: Run, stage: StageRunner) -> bool:
-    """End a stage; if the data of its last validation fails, save what has been done and let the error go on."""
+    """End a stage; if the data of its last validation fails, save what has been done and re-raise."""
     try:
         return stage.finish()
     except (Unavailable, UserError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..files import check_folder, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizers
+from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import SCHEDULES
 from ..plan.options import FLAGS, Change
@@ -45,7 +46,7 @@ from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
-from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 from .model_spec import ModelSpec, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
@@ -56,7 +57,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outline:
-    """A run as far as settings, plan and model file say: no source is open, and no weights are made.
+    """A run before sources are opened and weights are made: what settings, plan and model file say.
 
     `settings` have what the checkpoint decides; `found` is the checkpoint to go on from, None = a new run; `curriculum` is as far as it has been followed.
     """
@@ -166,6 +167,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         _check_space(run)
         interrupt.at_work = True  # from here on files change
         _prepare_folders(run, ahead.found, lock)
+        run.threads = closing.enter_context(ExitStack())
         closing.push(partial(_end, run))
         run.closing = closing.pop_all()
         return run
@@ -232,6 +234,26 @@ def start_device(settings: Settings) -> Runtime:
     return runtime
 
 
+def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], tell: Say,
+               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext) -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
+    """Make model and optimizers, from the run's seed on.
+
+    :param stages: a new tokenizer may learn from their data.
+    :param tell: is told what is compiled.
+    :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
+    """
+    settings, spec = ahead.settings, ahead.spec
+    tokenizer = ahead.tokenizer(stage.data for stage in stages)
+    seed_everything(settings.seed)
+    module = spec.build(tokenizer.vocab_size)
+    model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
+    if spec.initial_weights is not None:
+        model.restore(spec.initial_weights)
+    module.to(runtime.device)
+    optimizers = build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay)
+    return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
+
+
 def _already_done(ahead: Outline, report: Report) -> None:
     """Say that there is nothing to do, and write the weights, if they are asked for."""
     assert ahead.found is not None
@@ -244,33 +266,24 @@ def _already_done(ahead: Outline, report: Report) -> None:
 
 def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt, callbacks: Callbacks | None, prompts: list[str]) -> Run:
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
-    settings, spec = ahead.settings, ahead.spec
-    shapes = spec.build(vocab_size=8, meta=True)  # refuses wrong sizes now
-    runtime.packs(shapes)
-    runtime.save_memory(shapes)
-    for part, _ in ahead.curriculum.remaining():
-        freeze(shapes, part, settings)
+    settings = ahead.settings
+    check_model(ahead, runtime, [stage for stage, _ in ahead.curriculum.remaining()])
     stages = open_stages(ahead, ahead.curriculum.remaining(), report.say)
-    tokenizer = ahead.tokenizer(stage.data for stage in stages.values())
-    seed_everything(settings.seed)
-    module = spec.build(tokenizer.vocab_size)
-    model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
-    if spec.initial_weights is not None:
-        model.restore(spec.initial_weights)
-    module.to(runtime.device)
-    optimizers = OptimizersComponent(settings.optimizer, build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay))
+    model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.compiled, interrupt.at_once)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say))
-    wrapped = runtime.wrap(module, spec.args["context_len"], report.compiled, interrupt.at_once)
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
-              DeviceModel(module, wrapped, runtime), report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
+              device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
               foreign_sizes(settings, ahead.plan))
     if ahead.stored is not None:
         _restore(run, ahead.stored)
     for stage in stages.values():
-        run.record.stats.declare(stage.objective.figures)
+        try:
+            run.record.stats.declare(stage.objective.figures)
+        except ValueError as error:
+            raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
 
 
@@ -287,7 +300,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
 
 
 def _adopt_changes(stage: OpenStage) -> list[str]:
-    """Say which sources of a begun stage are not what they were, and bring its position in line with what they are."""
+    """Say which sources of a begun stage are not what they were, and adapt its position to the changed data."""
     state, data = stage.state, stage.data
     before, now = state.fingerprints, data.fingerprints()
     if before is None:
@@ -305,7 +318,7 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    size = checkpoint_bytes(run.device_model.raw, run.optimizers.optimizers.state_bytes())
+    size = checkpoint_bytes(run.device_model.raw, run.optimizers.state_bytes())
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     run.interrupt.expect_save(size)
@@ -332,7 +345,7 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
 
 
 def _end(run: Run, kind: type[BaseException] | None, *_: object) -> None:
-    """Finish the save that is being written, or leave it where the user wants to end at once, and tell those who listen how the run ends.
+    """Finish the save that is being written, or cancel it where the user wants to end at once, and tell callbacks how the run ends.
 
     :param kind: the exception with which the run ends, if any.
     """

@@ -35,6 +35,8 @@ class _Pending:
     """Loss sum, gradient norm, sums of the objective's own figures, loss sum of each source; on the CPU once `arrived`."""
     own: list[str]
     """The names of the objective's own figures."""
+    count: int
+    """What the loss sum goes over."""
     predictions: dict[int, torch.Tensor]
     arrived: torch.cuda.Event | None
     known: dict[str, float]
@@ -97,7 +99,7 @@ class Recorder:
         arrived = None if waits else torch.cuda.Event()
         if arrived is not None:
             arrived.record()
-        return _Pending(batch, self._run.record.progress, numbers, list(sums.figures), predictions, arrived, known)
+        return _Pending(batch, self._run.record.progress, numbers, list(sums.figures), sums.count, predictions, arrived, known)
 
     def _add(self, step: _Pending) -> None:
         """Add a step's numbers to the statistics and the progress line."""
@@ -114,10 +116,10 @@ class Recorder:
             run.notifier.train(step.progress, step.known)
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
-        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.batch.n_truth), **dict(zip(step.own, sums, strict=True))}
+        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.count), **dict(zip(step.own, sums, strict=True))}
         for number, ids in step.predictions.items():
             add_words(figures, step.batch.pieces[number], ids.numpy())
-        if math.isfinite(grad_norm) and step.batch.n_truth:  # else the gradient scaler has skipped the step
+        if math.isfinite(grad_norm) and step.count:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
         sources = stage.by_source.name(step.batch, source_sums)
         run.record.stats.add_train(step.progress, figures)
@@ -125,7 +127,7 @@ class Recorder:
         run.notifier.train(step.progress, figures, sources)
         own = values((figure for figure in stage.objective.figures if figure.progress), figures)
         run.report.progress(StepDone(step.progress, stage.stats.totals["total_train_samples"], len(step.batch.samples), step.batch.progress, stage.lr, loss_sum,
-                                     step.batch.n_truth, sources, own))
+                                     step.count, sources, own))
 
 
 def try_to_write_stats(run: Run, record: RunRecord) -> None:

@@ -13,6 +13,7 @@ from ..data.stage import StageData
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
 from ..objectives.base import Objective
+from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Stage
 from ..plan.settings import Settings, StageSettings
@@ -20,13 +21,13 @@ from ..report.callbacks import Notifier
 from ..report.completions import CompletionWriter
 from ..report.report import Report
 from ..stats.run_record import RunRecord
-from .components import LrSchedulersComponent, ModelComponent, OptimizersComponent, RunnerComponent
+from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 
 
 @dataclass(frozen=True)
 class OpenStage:
-    """A stage that is left to do: as the plan has it, how far it has been done, what holds for it, and its open sources."""
+    """A stage that is left: the plan's entry, its state, its settings, its open data and its objective."""
 
     stage: Stage
     state: StageState
@@ -40,7 +41,8 @@ class Run:
     """All that training works on.
 
     `path` is the model file, whose stem is the run's name; `stages` are those that are left, in order; the five components of a checkpoint come next;
-    `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with the run.
+    `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with
+    the run: first the saver, then the `threads` that make batches, then the lock.
     """
 
     settings: Settings
@@ -49,7 +51,7 @@ class Run:
     curriculum: Curriculum
     model: ModelComponent
     runner: RunnerComponent
-    optimizers: OptimizersComponent
+    optimizers: OptimizerSet
     lr_schedulers: LrSchedulersComponent
     device_model: DeviceModel
     report: Report
@@ -59,6 +61,7 @@ class Run:
     saver: Saver
     changes: list[str]
     began_at: Counter[str] = field(default_factory=Counter)
+    threads: ExitStack = field(default_factory=ExitStack)
     closing: ExitStack = field(default_factory=ExitStack)
 
     @property

@@ -38,7 +38,7 @@ class StageRunner:
                                   run.runtime.packs(run.device_model.raw))
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers)
-        run.closing.callback(self.batches.close)
+        run.threads.callback(self.batches.close)
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
@@ -64,7 +64,7 @@ class StageRunner:
     @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
-        return self.run.optimizers.optimizers.lr
+        return self.run.optimizers.lr
 
     @property
     def entry(self) -> StageEntry:
@@ -76,13 +76,13 @@ class StageRunner:
         run = self.run
         if not self._budget.is_measured:  # else it is not known yet
             self.batches.start()  # beside the look at the validation rows
-        self.held_out = HeldOut(self._open)
+        self.held_out = HeldOut(self._open, self._prepare)
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
-            run.record.begin_stage(self.stage.name, self.held_out.floors(self._prepare))
+            run.record.begin_stage(self.stage.name, self.held_out.floors())
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
-        run.optimizers.optimizers.set_weight_decay(self.settings.weight_decay)
+        run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.device_model.raw.train()
         self._budget.settle()
 
@@ -99,10 +99,10 @@ class StageRunner:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run, sums = self.run, None
         random_before = torch_random_state()
-        run.optimizers.optimizers.set_lr(run.lr_schedulers.lr(self.settings))
+        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings))
         for attempt in self._budget.attempts(batch.longest):
             with run.interrupt.until_stopped(), attempt as tokens:
-                sums = train_step(run.device_model, run.optimizers.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
+                sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
                                   self.settings.grad_clip, run.interrupt.requested)
         if sums is None:
             restore_torch_random_state(random_before)
@@ -158,6 +158,9 @@ class StageRunner:
                 found = evaluate(run.device_model, self.objective, run.model.tokenizer, samples, self._prepare,
                                  partial(self._grouping.mini_batches, token_budget=tokens), run.interrupt.requested, self.by_source.validation_names)
         if found is None or written is None:
+            if not run.interrupt.requested():
+                raise UserError(f"stage '{self.name}': the samples of a validation have nothing to learn; give more of them (--validation-batch-size), or "
+                                "another `validation`.")
             return None
         if rows := run.completions.keep(written, progress, self.stage.name):
             run.notifier.samples(rows)

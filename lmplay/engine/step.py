@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from .update import update
 class StepSums:
     """What a step adds up over its mini-batches; tensors are on the device."""
 
+    count: int
+    """What the loss sum goes over, see :meth:`Objective.count`."""
     loss_sum: torch.Tensor
     """Of the losses in nats, a scalar; where it or the gradient's norm is not finite, nothing has been updated."""
     source_sums: torch.Tensor
@@ -27,8 +30,11 @@ class StepSums:
     """Sums of the objective's own figures, scalars."""
     predictions: dict[int, torch.Tensor] = field(default_factory=dict)
     """The most probable token ids (N,) of the pieces on which accuracy is measured, by their number in the batch."""
-    grad_norm: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    grad_norm: torch.Tensor = field(init=False)
     """Of the whole gradient before clipping, a scalar."""
+
+    def __post_init__(self) -> None:
+        self.grad_norm = torch.zeros_like(self.loss_sum)
 
     def add(self, batch: TrainBatch, mini_batch: MiniBatch, result: Result) -> None:
         """Add a mini-batch, without waiting for the device."""
@@ -54,11 +60,14 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     """
     runtime, ranks = model.runtime, model.runtime.ranks
     count = sum(objective.count(mini_batch) for mini_batch in batch.mini_batches)
-    sums = StepSums(torch.zeros((), device=runtime.device), torch.zeros(max(batch.sources, default=-1) + 1, device=runtime.device))
+    zero = partial(torch.zeros, device=runtime.device)
+    sums = StepSums(count, zero(()), zero(max(batch.sources, default=-1) + 1), {name: zero(()) for name in objective.sum_names})
     optimizers.zero_grad()
-    for mini_batch in ranks.share(batch.mini_batches) if count else ():
+    for mini_batch in ranks.rounds(batch.mini_batches) if count else ():
         if ranks.any(interrupted()):
             return None
+        if mini_batch is None:
+            continue
         mini_batch = mini_batch.to(runtime.device)
         with runtime.autocast():
             result = objective.loss(model.wrapped, mini_batch, model.head)
@@ -66,7 +75,8 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
         sums.add(batch, mini_batch, result)
     sums.loss_sum, sums.source_sums = ranks.sum(sums.loss_sum), ranks.sum(sums.source_sums)
     sums.figures = {name: ranks.sum(value) for name, value in sums.figures.items()}
-    sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip) if count else torch.zeros_like(sums.loss_sum)
+    if count and len(optimizers):
+        sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip)
     return sums
 
 

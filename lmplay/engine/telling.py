@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from functools import partial
 
 from ..checkpoints.best import best_file
 from ..data.stream import describe_losses
@@ -25,10 +26,10 @@ def run_start(run: Run) -> RunStart:
     settings, model, runtime = run.settings, run.model, run.runtime
     parameters = run.parameters()
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.optimizers.state_bytes(trained_only=True)
+    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.state_bytes(trained_only=True)
     count, resumed = sum(parameter.numel() for parameter in parameters), bool(run.record.resumes)
     longest = max((stage.settings.context_len for stage in run.stages.values()), default=0)
-    hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, _steps(run))
+    hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, partial(_steps, run))
     return RunStart(
         files(run), model.experiment, count, model.args, model.tokenizer.name, model.tokenizer.vocab_size, str(runtime.device), runtime.precision,
         settings.compile_model, list(dict.fromkeys(stage.settings.batch_size for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,15 +23,14 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     """
     runtime, parameters = model.runtime, list(model.raw.parameters())
     runtime.ranks.sum_gradients(parameters)
-    for optimizer in optimizers:
-        runtime.scaler.unscale_(optimizer)
+    scaled: Any = next(iter(optimizers)) if len(optimizers) == 1 else optimizers  # as one: members that skip by themselves would update half a model
+    runtime.scaler.unscale_(scaled)
     grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if grad_clip:
         nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     try:
-        if runtime.scaler.is_enabled() and len(optimizers):  # skips gradients that are not finite by itself, and lowers its scale
-            for optimizer in optimizers:
-                runtime.scaler.step(optimizer)
+        if runtime.scaler.is_enabled():  # skips gradients that are not finite by itself, and lowers its scale
+            runtime.scaler.step(scaled)
             runtime.scaler.update()
         elif runtime.asynchronous and optimizers.can_skip_on_device():
             optimizers.step_unless(~(loss_sum.isfinite() & grad_norm.isfinite()))

@@ -23,7 +23,9 @@ class GPT2ish(nn.Module):
         :raises UserError: when a size is not a positive number, or the heads don't divide the width.
         """
         super().__init__()
-        _check_sizes(vocab_size=vocab_size, context_len=context_len, num_blocks=num_blocks, embed_dim=embed_dim, num_heads=num_heads)
+        sizes = {"vocab-size": vocab_size, "context-len": context_len, "num-blocks": num_blocks, "embed-dim": embed_dim, "num-heads": num_heads}
+        if faults := [f"--{name} {size}: must be at least 1." for name, size in sizes.items() if size < 1]:
+            raise UserError(*faults)
         if not 0 <= dropout < 1:
             raise UserError(f"dropout {dropout}: must be a share from 0 (none) to less than 1.")
         self.context_len = context_len
@@ -71,10 +73,3 @@ class GPT2ish(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_blocks))
             elif "norm" not in name:
                 nn.init.normal_(parameter, std=0.02)
-
-
-def _check_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1, all at once."""
-    faults = [f"--{name.replace('_', '-')} {size}: must be at least 1." for name, size in sizes.items() if size < 1]
-    if faults:
-        raise UserError(*faults)

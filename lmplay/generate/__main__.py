@@ -1,4 +1,4 @@
-"""The door `lmp_generator`: writes texts with a trained model.  It sees flags and files; what is heavy is imported once they are known to be right."""
+"""The command `lmp_generator`: writes texts with a trained model.  What is heavy is imported once the flags are known to be right."""
 from __future__ import annotations
 
 import argparse
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..errors import LmplayError, UserError
+from ..plan.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Writer:
-    """A model, its tokenizer and how to write."""
+    """A model, its tokenizer and how to generate."""
 
     model: nn.Module
     tokenizer: Tokenizer
@@ -32,12 +33,11 @@ class _Writer:
     seed: int
 
     def write(self, prompts: Sequence[str], title: str | None, first: int) -> Iterator[list[str | None]]:
-        """Go on with prompts, side by side.
+        """Continue prompts, which may be empty, side by side.
 
-        :param prompts: texts, which may be empty.
-        :param title: what they are about; None where the texts have no titles.
+        :param title: of the texts; None where they have no titles.
         :param first: the number of the first text, which its random numbers depend on.
-        :return: for each step what comes to each text; None once it has ended.
+        :return: for each step what is added to each text; None once it has ended.
         """
         from ..data.permutation import hash64
         from ..data.samples import BREAK
@@ -55,7 +55,7 @@ class _Writer:
                 if token is not None:
                     new[number].append(token)
                 text = self.tokenizer.decode(new[number])
-                # A character may take several tokens: until it is whole, nothing is told of it.
+                # A character may take several tokens: it is shown when it is whole.
                 whole = text if token is None else text.rstrip("\ufffd")
                 parts.append(whole[len(told[number]):])
                 told[number] = whole
@@ -79,12 +79,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             _write_all(writer, prompts, options)
         return 0
-    except UserError as error:
-        for fault in error.faults:
-            print(f"lmp_generator: {fault}", file=sys.stderr)
-        return error.exit_code
     except LmplayError as error:
-        print(f"lmp_generator: {error}", file=sys.stderr)
+        for fault in error.faults if isinstance(error, UserError) else [error]:
+            print(f"lmp_generator: {fault}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -134,7 +131,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _prompts(options: argparse.Namespace) -> list[str] | None:
-    """Collect the prompts; None means to talk with the user."""
+    """Collect the prompts; None = read them from the terminal, one after the other."""
     if options.prompt:
         return list(options.prompt)
     if options.prompts:
@@ -196,7 +193,7 @@ def _model_file(options: argparse.Namespace) -> Path:
         if not path.is_file():
             raise UserError(f"--model {path}: there is no such file; train one with lmp_trainer, or name another.")
         return path
-    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or "out_gpt").expanduser()
+    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")

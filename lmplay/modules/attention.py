@@ -61,14 +61,8 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
         return
     below = embed_dim // num_heads * num_heads
     widths = " or ".join(str(width) for width in (below, below + num_heads) if width)
-    heads = " or ".join(str(number) for number in _divisors_around(embed_dim, num_heads))
+    divisors = [number for number in range(1, embed_dim + 1) if embed_dim % number == 0]
+    nearest = [number for number in divisors if number < num_heads][-1:] + [number for number in divisors if number > num_heads][:1]
+    heads = " or ".join(map(str, nearest))
     raise UserError(f"--embed-dim {embed_dim}, --num-heads {num_heads}: the width must be a multiple of the number of heads; "
                     f"choose --embed-dim {widths}, or --num-heads {heads}.")
-
-
-def _divisors_around(number: int, wanted: int) -> list[int]:
-    """Return the divisors of a number that are nearest to another one, below and above."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = [divisor for divisor in divisors if divisor < wanted]
-    above = [divisor for divisor in divisors if divisor > wanted]
-    return below[-1:] + above[:1]

@@ -14,7 +14,6 @@ class Mlp(nn.Module):
     """Two linear layers with a GELU (tanh approximation, as in GPT-2) between them, and dropout of outputs; the hidden width is 4 D."""
 
     def __init__(self, embed_dim: int, dropout: float = 0.0):
-
         super().__init__()
         self.expansion = nn.Linear(embed_dim, 4 * embed_dim)
         self.projection = nn.Linear(4 * embed_dim, embed_dim)
@@ -29,7 +28,6 @@ class PreNormBlock(nn.Module):
     """Attention, then an MLP, both with dropout; each reads the normalized residual stream and adds to the stream."""
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0):
-
         super().__init__()
         self.attention_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
         self.attention = CausalSelfAttention(embed_dim, num_heads, dropout)

@@ -16,7 +16,6 @@ class KeyValueCache:
     """
 
     def __init__(self, batch: int, length: int, device: torch.device):
-
         self.lengths_B = torch.zeros(batch, dtype=torch.int64, device=device)
         self._length = length
         self._blocks: list[tuple[Tensor, Tensor]] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..data.collate import MiniBatch
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
-from ..stats.figures import Figure
+from ..stats.figures import NEWEST, SUMS, Figure
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Objective(ABC):
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
 
+    @property
+    def sum_names(self) -> list[str]:
+        """The sums that its own figures are made of, beside those of the table."""
+        return list(dict.fromkeys(name for figure in self.figures for name in figure.raw if name not in (*NEWEST, *SUMS)))
+
     def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
         """Make a unit of a sample: pieces that share a batch (as far as they fit in one).
 
@@ -44,7 +49,7 @@ class Objective(ABC):
         return cutter.cut(sample)
 
     def count(self, mini_batch: MiniBatch) -> int:
-        """Count what the loss sum of a mini-batch goes over, before it is computed: by default N, its truth tokens."""
+        """Give the number of terms in the loss sum of a mini-batch, before that is computed: by default N, its truth tokens."""
         return len(mini_batch.targets_N)
 
     @abstractmethod

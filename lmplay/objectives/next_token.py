@@ -40,7 +40,7 @@ class NextToken(Objective):
 
 
 def _any_head(head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Do the same for a head of any kind, which is computed a second time in the backward pass."""
+    """Compute the cross-entropy of any head; its logits are computed again in the backward pass."""
     # with no position there is one empty chunk, so that the loss still hangs on the graph
     chunks = zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True)
     judged = (checkpoint(_judge_chunk, head, hidden, target, use_reentrant=False) for hidden, target in chunks)

@@ -21,6 +21,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all") 
     :param which: one of :data:`PARAMETERS`.
     :return: two groups, each in the order of ``model.named_parameters()``, with the plain key ``decays`` to tell them apart.
     """
+    if which not in PARAMETERS:
+        raise ValueError(f"parameters '{which}': allowed is one of {', '.join(PARAMETERS)}")
     spared = {id(parameter) for parameter in _spared(model)}
     head = {id(parameter) for parameter in model.get_submodule("head").parameters()} if which != "all" else set()
     mine = [parameter for parameter in model.parameters()

@@ -28,7 +28,8 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     row = OPTIMIZERS[name]
     members = {"main" if len(row.members) == 1 else member.parameters: member for member in row.members}
     optimizers = {key: _build(member, model, lr, row.weight_decay, weight_decay) for key, member in members.items()}
-    return OptimizerSet(optimizers, {key: member.state_copies for key, member in members.items()}, {key: member.lr_factor for key, member in members.items()})
+    return OptimizerSet(name, optimizers, {key: member.state_copies for key, member in members.items()},
+                        {key: member.lr_factor for key, member in members.items()})
 
 
 def _build(member: Member, model: nn.Module, lr: float, default_decay: float, weight_decay: float | None) -> torch.optim.Optimizer:
@@ -41,7 +42,7 @@ def _build(member: Member, model: nn.Module, lr: float, default_decay: float, we
 
 
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Give the same optimizer, but for what its methods say to torch.compile, which never sees them here: to say it they import the compiler.
+    """Remove the decorators of torch.compile from an optimizer, which is never compiled here: they import the compiler.
 
     That takes longer than importing all the rest of torch.
     """

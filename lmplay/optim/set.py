@@ -7,17 +7,23 @@ from typing import Any
 
 import torch
 
+from ..errors import UserError
+
 
 class OptimizerSet:
-    """What updates a model's parameters: each of them belongs to one member. A set without members updates nothing."""
+    """What updates a model's parameters, a component of a checkpoint: each parameter belongs to one member. A set without members updates nothing."""
 
-    def __init__(self, members: Mapping[str, torch.optim.Optimizer], state_copies: Mapping[str, int], lr_factors: Mapping[str, float] | None = None):
+    name = "optimizers"
+
+    def __init__(self, kind: str, members: Mapping[str, torch.optim.Optimizer], state_copies: Mapping[str, int],
+                 lr_factors: Mapping[str, float] | None = None):
         """
+        :param kind: what the user calls it.
         :param members: the optimizers, by the names that they have in a checkpoint.
         :param state_copies: how many tensors of a parameter's size each keeps of it.
         :param lr_factors: what the learning rate of each is multiplied with; 1 for those that are not there.
         """
-        self.members = dict(members)
+        self.kind, self.members = kind, dict(members)
         self._state_copies, self._lr_factors = state_copies, lr_factors or {}
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
@@ -53,7 +59,7 @@ class OptimizerSet:
                    for optimizer in self for group in optimizer.param_groups)
 
     def step_unless(self, condition: torch.Tensor) -> None:
-        """Update unless a condition holds that only the device knows: the way in which torch's GradScaler tells a fused kernel.
+        """Update unless a flag on the device is set, as torch's GradScaler tells fused kernels.
 
         :param condition: a scalar of bool, on the device.
         """
@@ -87,24 +93,28 @@ class OptimizerSet:
         return sum(parameter.nbytes * copies for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
 
     def placeholder(self) -> list[torch.Tensor]:
-        """Take as much memory as the state of the trained parameters will, as far as it is not there yet; given back when the list is dropped."""
+        """Allocate the memory of the state that trained parameters do not have yet."""
         has_state = {id(parameter) for optimizer in self for parameter in optimizer.state}
         return [torch.ones_like(parameter) for parameter, copies in self._parameters() if parameter.requires_grad and id(parameter) not in has_state
                 for _ in range(copies)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give the state of each member by its name."""
+    def state_args(self) -> dict[str, Any]:
+        """See :class:`lmplay.component.Component`."""
+        return {name: {"optimizer": self.kind} for name in self.members}
+
+    def state(self) -> dict[str, Any]:
+        """See :class:`lmplay.component.Component`; the state of each member by its name."""
         return {name: optimizer.state_dict() for name, optimizer in self.members.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` gave, perhaps on another kind of device.
-
-        :raises ValueError, KeyError: when it is of another set, or for another model.
-        """
-        if state.keys() != self.members.keys():
-            raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self.members)}")
-        for name, optimizer in self.members.items():
-            _load_state(optimizer, state[name])
+    def restore(self, state: dict[str, Any]) -> None:
+        """See :class:`lmplay.component.Component`; the state may have been saved on another kind of device."""
+        try:
+            if state.keys() != self.members.keys():
+                raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self.members)}")
+            for name, optimizer in self.members.items():
+                _load_state(optimizer, state[name])
+        except (ValueError, KeyError) as error:
+            raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 
     def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, int]]:
         """Go over the parameters, each with the number of tensors of its size that are kept of it."""

@@ -1,4 +1,4 @@
-"""Short names of data sets, kinds of sources, and the formats of files that are read.  Floor: plan; imports the ground only."""
+"""Short names of data sets, kinds of sources, and the formats of files that are read."""
 from __future__ import annotations
 
 import re
@@ -58,11 +58,9 @@ class SourceKind(Plugin):
     endless: bool = False
 
     def locate(self, path: str, folder: Path) -> str:
-        """Check a path as the user wrote it.
+        """Check a path as the user wrote it, with this kind's prefix, and return it as it is stored.
 
-        :param path: with this kind's prefix.
-        :param folder: that of the plan, for what is relative to it.
-        :return: the path as it is stored.
+        :param folder: that of the plan, for relative paths.
         :raises UserError: when there is no such source, or its kind cannot be imported.
         """
         if not self.pattern:
@@ -81,11 +79,7 @@ KINDS = (BUILTIN_KIND,)
 
 
 def expand(source: dict[str, Any]) -> dict[str, Any]:
-    """Replace a short name by what it stands for.
-
-    :param source: the keys of a source; `path` may be a short name.
-    :return: the keys of the catalog overlaid by the source's own (a key that holds None counts as not given); unchanged for any other path.
-    """
+    """Replace a short name in the keys of a source by the keys of the catalog; the source's own win (None counts as not given). Other paths stay."""
     entry = CATALOG.get(source["path"]) if isinstance(source.get("path"), str) else None
     if entry is None:
         return source
@@ -100,7 +94,7 @@ def source_kinds() -> dict[str, SourceKind]:
 
 
 def kind_of(path: str) -> SourceKind | None:
-    """Find the kind of source whose prefix a path has; None where it has none: a file, or a data set of the hub."""
+    """Find the kind of source whose prefix a path has; None for a file, or a data set of the hub, which have no prefix."""
     name, colon, _ = path.partition(":")
     return (next((kind for kind in KINDS if kind.name == name), None) or source_kinds().get(name)) if colon else None
 

@@ -1,24 +1,23 @@
-"""Where we are in a plan: the curriculum component of a checkpoint.  Plan floor, no torch."""
+"""The position in a plan: the curriculum component of a checkpoint.  No torch."""
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import UserError
-from .load import plan_from_json
+from .load import plan_from_json, shown
 from .schema import Plan, SourceSpec, Stage
 
 
 @dataclass
 class StageState:
-    """What has been done of a stage.
+    """How far a stage has been trained.
 
-    `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` say what its sources
-    were (None = it has not begun), `context_len` is what its texts are cut to, `best_loss` and `stale` are the best validation loss so far and the
-    validations since, for early stopping (a drop below its `min_delta` does not count), `validation_due` that the step before was to be followed by
-    a validation, `lowest_loss` and `lowest_samples` the lowest loss of its validations, the final one aside, and the run's samples at that time.
+    `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` identify the data of its
+    sources (None = the stage has not begun), and `context_len` is the length that its texts are cut to. For early stopping, `best_loss` is the best validation
+    loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was to follow the
+    last step. `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time.
     """
 
     name: str
@@ -35,7 +34,7 @@ class StageState:
 
 
 class Curriculum:
-    """A plan and how far it has been followed."""
+    """A plan and how far it has been trained."""
 
     name = "curriculum"
 
@@ -45,7 +44,7 @@ class Curriculum:
 
     @property
     def number(self) -> int:
-        """The number of the stage to do next, from 0; the number of stages when all are done."""
+        """The number of the first stage that is not done, from 0; the number of stages when all are done."""
         return next((i for i, state in enumerate(self.states) if not state.done), len(self.states))
 
     @property
@@ -66,16 +65,16 @@ class Curriculum:
         return {"stages": [asdict(state) for state in self.states]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to where a checkpoint was; its plan must agree with this one as far as it has been followed (:meth:`check_past`)."""
+        """Restore a checkpoint's position; the plans must agree in all stages that have begun (:meth:`check_past`)."""
         begun = [StageState(**stage) for stage in state["stages"] if stage["fingerprints"] is not None]
         self.states[:len(begun)] = begun
 
     def check_past(self, stored_plan: dict[str, Any], stored: dict[str, Any]) -> None:
-        """See that this plan agrees with the one that a checkpoint has followed; stages that have not begun may differ.
+        """Check that this plan agrees with that of a checkpoint in all stages that have begun; the others may differ.
 
-        :param stored_plan: the checkpoint's plan, as :meth:`Plan.to_json` gave it.
+        :param stored_plan: the checkpoint's plan, as :meth:`Plan.to_json` wrote it.
         :param stored: the checkpoint's state of the curriculum.
-        :raises UserError: naming each begun stage that differs, and the ways out.
+        :raises UserError: naming each begun stage that differs, and what the user can do.
         """
         faults = []
         before = plan_from_json(stored_plan)
@@ -90,11 +89,8 @@ class Curriculum:
 
 
 def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:
-    """List what differs in the stages that have not begun.
+    """List the differences between a checkpoint's plan and the present one in the stages that have not begun (`begun` names the others).
 
-    :param before: the plan that a checkpoint has followed.
-    :param now: the plan to go on with, which agrees with it as far as it has been followed.
-    :param begun: the names of the stages that have begun.
     :return: a line each for a stage that has changed, come or gone, and one for their order.
     """
     old, new = ({stage.name: stage for stage in plan.stages if stage.name not in begun} for plan in (before, now))
@@ -108,7 +104,7 @@ def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:
 
 
 def _without_local_paths(stage: Stage) -> Stage:
-    """Leave out where local files are: they may have been moved, and their contents are compared when they are opened."""
+    """Remove the paths of local files: they may have been moved, and their contents are compared when they are opened."""
     def blank(spec: SourceSpec) -> SourceSpec:
         return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
 
@@ -119,7 +115,7 @@ def _without_local_paths(stage: Stage) -> Stage:
 
 
 def _differences(before: Stage, now: Stage | None) -> str:
-    """Say which keys of a stage differ, old and new."""
+    """Write the keys of a stage that differ, with old and new values."""
     if now is None:
         return "it is not there any more"
     old, new = before.model_dump(exclude_none=True), now.model_dump(exclude_none=True)
@@ -128,5 +124,4 @@ def _differences(before: Stage, now: Stage | None) -> str:
 
 def show(value: Any) -> str:
     """Write a value as a plan would hold it, cut short."""
-    text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else text[:97] + "..."
+    return "not given" if value is None else shown(value, 100)

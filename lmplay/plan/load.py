@@ -1,6 +1,6 @@
-"""Finding a plan, reading it, and refusing a wrong one with all its faults at once.  Floor: plan; imports the ground floor and its own folder.
+"""Finding a plan, reading it, and refusing a wrong one with all its faults at once.
 
-A fault line says plan, stage, key, what was found and what is allowed; the words come from the descriptions in schema.py.
+A fault line names plan, stage, key, the wrong value and what is allowed, in the words of the descriptions in schema.py.
 """
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
-DATASET_SAMPLES = 10_000  # length of a plan made from an endless data set
-
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-# These stand in the names of other files beside the model's, in the place of a stage's name.
+# Names of other files beside the model's, which a stage's file must not have.
 _RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
@@ -49,27 +47,21 @@ def list_plans() -> list[tuple[str, str]]:
 
 
 def plan_from_dataset(dataset: str) -> Plan:
-    """Make a plan of one stage: 1 epoch of a data set, or 10,000 samples of one that never ends.
+    """Make a plan of one stage, named after the data set: 1 epoch, or 10,000 samples of a data set that never ends.
 
     :param dataset: a short name, hub path, local path or glob (relative to the current folder), or `builtin:...`.
-    :return: the plan; its stage is named after the data set.
     :raises UserError: when there is no such data set.
     """
     try:
         path = _locate(dataset, Path.cwd())
     except UserError as error:
         raise UserError(f"dataset: {error}") from None
-    length = {"samples": DATASET_SAMPLES} if is_endless(path) else {"epochs": 1.0}
+    length = {"samples": 10_000} if is_endless(path) else {"epochs": 1.0}
     return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
-    """Read back what :meth:`Plan.to_json` gave; data files need not exist any more.
-
-    :param data: the stored values.
-    :return: an equal plan.
-    :raises UserError: with one line per fault.
-    """
+    """Read back what :meth:`Plan.to_json` wrote; data files need not exist any more. Raises UserError with one line per fault."""
     _refuse(_faults(Plan, data, "stored plan"))
     return Plan.model_validate(data)
 
@@ -102,7 +94,7 @@ def _names_in(folder: str | Path) -> list[str]:
 
 
 def _stage_name(path: str) -> str:
-    """Make a stage name of a data set's name, without folder, owner and suffixes; of a glob's folder where the glob itself has no words."""
+    """Make a stage name from a data set's name, without folder, owner and suffixes; from a glob's folder where the glob itself has no words."""
     if kind_of(path) is not None:
         return _as_stage_name(path.partition(":")[2].partition("?")[0]) or "data"
     parts = list(reversed(Path(path).parts))
@@ -110,7 +102,7 @@ def _stage_name(path: str) -> str:
 
 
 def _as_stage_name(name: str) -> str:
-    """Remove from the name of a file, a folder or a pattern what a stage's name must not hold."""
+    """Remove from the name of a file, a folder or a pattern what a stage's name must not contain."""
     while (suffix := Path(name).suffix).lower() in DATA_SUFFIXES:
         name = name.removesuffix(suffix)
     if _GLOB.search(name):
@@ -120,7 +112,7 @@ def _as_stage_name(name: str) -> str:
 
 
 def _plain(raw: Any, where: str) -> Any:
-    """Turn what only YAML has (dates, numbers as keys) into what JSON has; JSON stays unchanged."""
+    """Convert values that only YAML has (dates, numbers as keys) to JSON's."""
     try:
         return json.loads(json.dumps(raw, default=str))
     except (TypeError, ValueError):
@@ -128,14 +120,9 @@ def _plain(raw: Any, where: str) -> Any:
 
 
 def _build(raw: Any, where: str, folder: Path) -> Plan:
-    """Check a plan as written and put it together.
-
-    :param raw: the parsed file.
-    :param where: how fault lines begin.
-    :param folder: where relative data paths are looked up first.
-    """
+    """Check a plan as written, in `folder`, and put it together; `where` is the beginning of fault lines."""
     if not isinstance(raw, dict):
-        _refuse([f"{where}: found {_show(raw)}, allowed: an object with a key for each stage."])
+        _refuse([f"{where}: found {shown(raw)}, allowed: an object with a key for each stage."])
     special = {key: value for key, value in raw.items() if key.startswith("$")}
     bodies = {key: value for key, value in raw.items() if not key.startswith("$")}
     defaults = special.get("$defaults")
@@ -146,42 +133,40 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
         faults += _stage_faults(name, body, defaults, where, folder)
     faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
     _refuse(faults)
-    stages = []
-    for name, body in bodies.items():
-        located = _map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))
-        stages.append(Stage.model_validate({"name": name, **located}))
+    stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
+              for name, body in bodies.items()]
     header = Header.model_validate(special)
     return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
 
 
 def _refuse(faults: list[str]) -> None:
-    """Raise the faults, if any."""
+    """Raise the faults as one error, if there are any."""
     if faults:
         raise UserError(*faults)
 
 
 def _merged(defaults: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
-    """Lay a stage over `$defaults`; its length, in whatever unit, replaces theirs."""
+    """Merge a stage with `$defaults`; its length, in whatever unit, replaces theirs."""
     has_length = any(body.get(key) is not None for key in LENGTHS)
     return {**{key: value for key, value in defaults.items() if not (has_length and key in LENGTHS)}, **body}
 
 
 def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, folder: Path) -> Iterator[str]:
-    """Find all faults of a stage as written: its name, its keys, its data paths, and what does not go together."""
+    """Find all faults of a stage as written: its name, its keys, its data paths, and keys that contradict each other."""
     special = [str(field.alias) for field in Header.model_fields.values()]
     if f"${name}" in special:
         yield f"{where}, key '{name}': found no $ before it, allowed: a stage of another name. Did you mean '${name}'?"
         return
-    place = f"{where}, stage '{name}'"
+    stage = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
-        yield f"{place}: found {_show(name)} as a name, allowed: {Stage.model_fields['name'].description}."
+        yield f"{stage}: found {shown(name)} as a name, allowed: {Stage.model_fields['name'].description}."
     if _RESERVED.fullmatch(name):
-        yield f"{place}: found a name that is kept for files beside the model's, allowed: another one."
-    lines = _faults(StageBody, body, place)
+        yield f"{stage}: found a name that is kept for files beside the model's, allowed: another one."
+    lines = _faults(StageBody, body, stage)
     yield from lines
     if isinstance(body, dict):
-        yield from _path_faults(body, folder, f"{place}, key '")
-        yield from (f"{place}, key '{key}': {fault}." for key, fault in _merge_conflicts(defaults, body) if not _follows(fault, lines))
+        yield from _path_faults(body, folder, f"{stage}, key '")
+        yield from (f"{stage}, key '{key}': {fault}." for key, fault in _merge_conflicts(defaults, body) if not _follows(fault, lines))
 
 
 def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tuple[str, str]]:
@@ -191,15 +176,15 @@ def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tup
     return [conflict for conflict in Stage.conflicts(given[2]) if conflict not in alone]
 
 
-def _path_faults(body: dict[str, Any], folder: Path, place: str) -> list[str]:
-    """Find the data paths of a stage that lead nowhere; `place` is the start of a line up to the key."""
+def _path_faults(body: dict[str, Any], folder: Path, start: str) -> list[str]:
+    """Find the data paths of a stage that do not exist; `start` is the start of a fault line up to the key."""
     faults: list[str] = []
 
     def check(key: str, path: str) -> str:
         try:
             return _locate(path, folder)
         except UserError as error:
-            faults.append(f"{place}{key}': {error}")
+            faults.append(f"{start}{key}': {error}")
             return path
 
     _map_paths(body, check)
@@ -230,41 +215,35 @@ def _map_paths(body: dict[str, Any], change: Callable[[str, str], str]) -> dict[
 def _locate(path: str, folder: Path) -> str:
     """Find a data set by its name alone: local paths become absolute, short names and hub paths stay, a path with a prefix is its kind's.
 
-    :param path: as the user wrote it.
     :param folder: where a relative path is looked up first; the current folder comes second.
-    :raises UserError: "found ..., allowed: ...", to be put behind the place.
+    :raises UserError: "found ..., allowed: ...", without the plan and key.
     """
     if path in CATALOG:
         return path
     kind = kind_of(path)
     if kind is not None:
         return kind.locate(path, folder)
-    places = list(dict.fromkeys((os.path.abspath(folder), os.getcwd())))
+    roots = list(dict.fromkeys((os.path.abspath(folder), os.getcwd())))
     local = os.path.expanduser(path)
-    for full in (os.path.join(place, local) for place in places):
+    for full in (os.path.join(root, local) for root in roots):
         if os.path.exists(full):
             return os.path.abspath(full)
     is_glob = _GLOB.search(path) is not None
-    for pattern in (os.path.join(glob.escape(place), local) for place in places if is_glob):
+    for pattern in (os.path.join(glob.escape(root), local) for root in roots if is_glob):
         if next(glob_files(pattern), None) is not None:
             return os.path.abspath(pattern)
     if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
-        names = [name for place in places for name in _names_in(os.path.dirname(os.path.join(place, local)))]
+        names = [name for root in roots for name in _names_in(os.path.dirname(os.path.join(root, local)))]
         near = nearest(os.path.basename(local), names) or (nearest_source(path) if ":" in path else "")
-        raise UserError(f"found {_show(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(places)}).{near}")
+        raise UserError(f"found {shown(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(roots)}).{near}")
     if _HUB_PATH.fullmatch(path):
         return path
-    raise UserError(f'found {_show(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
+    raise UserError(f'found {shown(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
                     f"or {', '.join([BUILTINS[0], *(f'{name}:...' for name in source_kinds() if name != 'builtin')])}.{nearest_source(path)}")
 
 
 def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
-    """Say what is wrong with an object as written, one line per mistake.
-
-    :param model: what it should be.
-    :param raw: the parsed value.
-    :param where: how the lines begin.
-    """
+    """List what is wrong with an object as written, which should be a `model`: one line per mistake, beginning with `where`."""
     found: dict[str, str] = {}
     try:
         model.model_validate(raw)
@@ -289,7 +268,7 @@ def _follows(fault: str, others: Iterable[str]) -> bool:
 def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, str]:
     """Translate one of pydantic's errors, following its location through what the user wrote.
 
-    :return: the key as the user knows it, and what was found and is allowed.
+    :return: the key as the user knows it, and the rest of the fault line: "found ..., allowed: ...".
     """
     key, last, field = "", "", None
     part: type[Part] | None = model
@@ -307,7 +286,7 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
         allowed = list(_fields(part) or ROLES)
         return key, f"unknown key.{nearest(last, allowed)} Allowed: {', '.join(allowed)}."
     rule = field.description if field else f"an object with the keys {', '.join(_fields(part))}"
-    value = "nothing" if details["type"] == "missing" else _show(raw)
+    value = "nothing" if details["type"] == "missing" else shown(raw)
     return key, f"found {value}, allowed: {rule}.{_hint(raw, details['type'], words)}"
 
 
@@ -321,7 +300,7 @@ def _hint(value: Any, kind: str, words: list[str]) -> str:
 
 
 def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Find the keys that do not go together, here and in all objects within: pairs of a key and its fault."""
+    """Find the keys that contradict each other, in this object and in all objects within: pairs of a key and its fault."""
     if not isinstance(raw, dict):
         return
     for key, fault in model.conflicts({key: value for key, value in raw.items() if value is not None}):
@@ -336,7 +315,7 @@ def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[
 
 
 def _fields(part: type[Part] | None) -> dict[str, FieldInfo]:
-    """Give the fields of an object by the keys that a file uses, the required ones first; none for an object with keys of its own choice."""
+    """Return the fields of an object by the keys that a file uses, the required ones first; none for an object with keys of its own choice."""
     fields = sorted(part.model_fields.items(), key=lambda item: not item[1].is_required()) if part else []
     return {field.alias or name: field for name, field in fields}
 
@@ -348,7 +327,7 @@ def _part_in(annotation: Any) -> type[Part] | None:
     return next((part for part in map(_part_in, get_args(annotation)) if part), None)
 
 
-def _show(value: Any) -> str:
-    """Show what was found, as JSON and on one short line."""
+def shown(value: Any, most: int = 60) -> str:
+    """Write a value as JSON on one line of at most that many characters."""
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= most else f"{text[:most - 3]}..."

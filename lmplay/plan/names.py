@@ -1,4 +1,4 @@
-"""The optimizers, schedules and objectives, one table each, read by flags, plans, checks and docs.  Plan floor; their classes are imported on demand."""
+"""The optimizers, schedules and objectives, one table each, read by flags, plans, checks and docs; their classes are imported on demand."""
 from __future__ import annotations
 
 import math
@@ -11,10 +11,10 @@ from ..plugins import Plugin, with_offered
 class Member(NamedTuple):
     """One torch optimizer of an :class:`OptimizerRow`.
 
-    `target` is its class, ``module:Class``; `settings` what it is given besides learning rate and weight decay, where that differs from the class's defaults;
-    `fused_on` the types of device where its fused kernel exists and resumes exactly; `state_copies` how many tensors of a parameter's size it keeps for each
-    parameter; `parameters` the word for those it gets, see `optim.groups`, another for each member of a row; and `lr_factor` what the learning rate is
-    multiplied with.
+    `target` is its class, ``module:Class``; `settings` are arguments that differ from the class's defaults, besides learning rate and weight decay; `fused_on`
+    are the types of device where its fused kernel exists and resumes exactly; `state_copies` is how many tensors of a parameter's size it keeps for each
+    parameter; `parameters` is a word of `optim.groups` for the parameters it gets, which must differ between the members of a row; and `lr_factor` multiplies
+    the learning rate.
     """
 
     target: str
@@ -26,7 +26,7 @@ class Member(NamedTuple):
 
 
 class OptimizerRow(NamedTuple):
-    """An optimizer that `--optimizer` can name: what differs from torch's defaults (may be empty), its default weight decay, and its torch optimizers."""
+    """An optimizer that `--optimizer` can name; its description says what differs from torch's defaults (may be empty)."""
 
     name: str
     description: str
@@ -37,7 +37,7 @@ class OptimizerRow(NamedTuple):
 class Schedule(NamedTuple):
     """A learning rate schedule.
 
-    `curve` goes from 1 down to 0 over progress from 0 to 1 (None = it stays at 1, and the length of the stage need not be known); `min_fraction` is the share
+    `curve` falls from 1 to 0 while progress goes from 0 to 1 (None = it stays at 1, and the length of the stage need not be known); `min_fraction` is the share
     of the peak that it ends at by default.
     """
 
@@ -63,8 +63,8 @@ OPTIMIZERS = {row.name: row for row in (
     OptimizerRow("sgd", "momentum 0.9", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),)),
     OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),)))}
 
+# The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
 DECAY_SHARE = 0.2
-"""The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations"."""
 # cosine: Loshchilov and Hutter 2017, "SGDR"; down to a tenth as in Brown et al. 2020, "Language Models are Few-Shot Learners".
 # linear: to zero, Bergsma et al. 2025, "Straight to Zero".  wsd (warm-up, stable, decay): Hu et al. 2024, "MiniCPM".
 SCHEDULES = {row.name: row for row in (

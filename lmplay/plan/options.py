@@ -1,4 +1,4 @@
-"""The table of flags: name, default, limits, help, which plan keys share them, and what it means to change one later.  Plan floor; no heavy imports.
+"""The table of flags: name, default, limits, help, the plan keys that share them, and what happens when one changes on resuming.
 
 Command line, settings files, plan keys, checkpoints (what differs) and `lmp_plotstats` (which settings to compare) all read this table.
 """
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from .names import OPTIMIZERS, in_words
 
+# In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
 SMALLEST_CONTEXT = 16
-"""The smallest context, in tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Number:
     """A check of a number's range, for flags, settings files and plan keys alike.
 
-    With `above` the number must be above `low`, with `below` below `high`; else both are allowed. `zero` says in plans what 0 means.
+    With `above`, `low` itself is excluded; with `below`, `high` is. `zero` says in plans what 0 means.
     """
 
     kind: type[int] | type[float]
@@ -32,7 +32,7 @@ class Number:
     zero: str = ""
 
     def __call__(self, value: Any) -> Any:
-        """Give the number; raises ValueError, saying what is allowed."""
+        """Return the number; raises ValueError, saying what is allowed."""
         try:
             number = self.kind(value)
         except (TypeError, ValueError, OverflowError):
@@ -117,22 +117,22 @@ def _blocks(value: Any) -> int:
 
 
 class Change(Enum):
-    """What happens when a run goes on from a checkpoint with another value."""
+    """What happens when a run resumes from a checkpoint that has another value."""
 
-    TOLD = "it is told at the start"
-    BITS = "it is told at the start; sums have another order, no more, so bits may differ"
-    BY_STAGE = "it is told for each stage to come where the value differs, after flags and plan"
-    KEPT = "the checkpoint's value is kept; another one that is typed is refused"
-    LOCKED = "the model has it; another one that is typed is refused, that of the plan is told"
+    TOLD = "the change is told at the start"
+    BITS = "the change is told at the start; only the order of sums differs, so bits may differ"
+    BY_STAGE = "the change is told for each stage to come whose value differs, flags and plan taken together"
+    KEPT = "the checkpoint's value is used; a flag with another value is refused"
+    LOCKED = "the model's value is used; a flag with another value is refused, another one in the plan is told"
     SILENT = "nothing is told: it does not change what is trained, or the plan is compared instead"
-    ASIDE = "nothing is told, and `lmp_plotstats` does not compare it between runs: it says where, how long, or what is shown"
+    ASIDE = "nothing is told, and `lmp_plotstats` does not compare it between runs: it only says where, for how long, or what is shown"
 
 
 class Flag(NamedTuple):
     """A row of the table.
 
-    `check` gives the value as it is used, or raises ValueError, saying what is allowed; `keys` has its titles as a key of a plan: of a `stage` and
-    `$defaults`, of `model` (`$model`), or at the `top`.
+    `check` returns the value as it is used, or raises ValueError, saying what is allowed; `keys` holds its titles as a plan key by where the key may be: in a
+    `stage` and `$defaults`, in `$model` (`model`), or at the `top`.
     """
 
     name: str
@@ -241,8 +241,7 @@ class Options:
     time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; "
                                    "`auto`: before the end of the SLURM job", _ASIDE)
     max_steps: int = _flag(0, _R, _from_0, "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
-    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit",
-                                      _ASIDE)
+    max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit", _ASIDE)
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)

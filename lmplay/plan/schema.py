@@ -1,7 +1,6 @@
 """The shape of a plan: its keys, their ranges, and the JSON Schema made from them.
 
-Floor: plan; imports the tables beside it.  The description of a field says what is allowed in plain words: it is shown by editors
-(through the JSON Schema) and in the fault line of a wrong value.
+The description of a field says what is allowed in plain words: editors show it (through the JSON Schema), and so does the fault line of a wrong value.
 """
 from __future__ import annotations
 
@@ -24,31 +23,23 @@ _FLAGS = {flag.name: flag for flag in FLAGS}
 
 
 def option(title: str, allowed: str, **limits: Any) -> Any:
-    """Make a field that may be left out.
-
-    :param title: what the key is for.
-    :param allowed: what it may hold, in plain words.
-    :param limits: other arguments of :func:`pydantic.Field`.
-    :return: the field; None when not given.
-    """
+    """Make a field that may be left out (None), with a title for what the key is for, what it may hold in plain words, and limits of :func:`pydantic.Field`."""
     return Field(default=None, title=title, description=allowed, **limits)
 
 
-def flag_key(name: str, place: str, allowed: str = "", **more: Any) -> Any:
+def flag_key(name: str, level: str, allowed: str = "", **more: Any) -> Any:
     """Make a field for a key that is a flag too: title and limits are those of the table of flags.
 
-    :param name: of both.
-    :param place: where the key stands, see :class:`lmplay.plan.options.Flag`.
+    :param level: where the key is, see :class:`lmplay.plan.options.Flag`.
     :param allowed: what it may hold, in plain words, where that is not a number.
     :param more: other arguments of :func:`pydantic.Field`.
-    :return: the field; None when not given.
     """
-    title, check = _FLAGS[name].keys[place], _FLAGS[name].check
+    title, check = _FLAGS[name].keys[level], _FLAGS[name].check
     return option(title, check.allowed_in_plan, **check.limits, **more) if isinstance(check, Number) else option(title, allowed, **more)
 
 
 def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Make a check that takes the names that a table has by then."""
+    """Make a check that accepts the names that a table has when it runs."""
     def check(value: str) -> str:
         allowed = list(names())
         if value not in allowed:
@@ -59,7 +50,7 @@ def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
 
 
 def _listed(value: Any) -> Any:
-    """Make a list of a single source."""
+    """Wrap a single source in a list."""
     return [value] if isinstance(value, (str, dict, BaseModel)) else value
 
 
@@ -86,10 +77,9 @@ class Part(BaseModel):
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        """Find keys that contradict each other.
+        """Find keys that contradict each other: pairs of a key and its fault.
 
         :param given: the keys that are not None, parsed or as written (their own faults are reported elsewhere).
-        :return: pairs of a key and its fault.
         """
         return iter(())
 
@@ -107,7 +97,7 @@ class Part(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _whole(cls, value: Any) -> Any:
-        """Take 1e6 for the whole number it is, as JSON Schema does."""
+        """Convert a float such as 1e6 to the whole number it is, as JSON Schema does."""
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
@@ -251,9 +241,7 @@ class Stage(StageBody):
 
     @classmethod
     def written_out(cls, value: Any) -> Any:
-        if isinstance(value, dict) and all(value.get(key) is None for key in LENGTHS):
-            return {**value, "epochs": 1.0}
-        return value
+        return {**value, "epochs": 1.0} if isinstance(value, dict) and all(value.get(key) is None for key in LENGTHS) else value
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -313,7 +301,7 @@ class Plan(Part):
             first.setdefault(name.lower(), name)
 
     def sources(self) -> list[SourceSpec]:
-        """List everything that is read: the data sets of all stages, and those that only their validation reads."""
+        """List all sources that are read: the data sets of all stages, and those that only their validation reads."""
         specs = []
         for stage in self.stages:
             specs += stage.dataset
@@ -324,7 +312,7 @@ class Plan(Part):
         return specs
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
+        """Return plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
         return self.model_dump(exclude_none=True)
 
 
@@ -345,8 +333,4 @@ def plan_schema() -> dict[str, Any]:
     parts["StageBody"]["properties"]["dataset"] = {"anyOf": [dataset["items"], dataset], **texts}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **header,
-        "title": "lmplay plan",
-        "patternProperties": {STAGE_NAME: {"$ref": "#/$defs/StageBody"}},
-        "$defs": parts,
-    }
+        **header, "title": "lmplay plan", "patternProperties": {STAGE_NAME: {"$ref": "#/$defs/StageBody"}}, "$defs": parts}

@@ -1,4 +1,4 @@
-"""The settings of a run, with where each came from, and what they mean for a stage.  Plan floor, no torch.
+"""The settings of a run, with where each came from, and what they mean for a stage.  No torch.
 
 Precedence: what the user typed (on the command line or in a settings file) > stage > `$defaults` (already merged into the stages) > the program's default.
 """
@@ -29,29 +29,26 @@ class Settings(Options):
 
     @property
     def first_mini_batch(self) -> int:
-        """The mini-batch size; with `auto`, which is measured in training, the default."""
+        """The mini-batch size to begin with: with `auto`, which is measured in training, the default."""
         return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
 
     def token_budget(self, context_len: int) -> int:
-        """Give the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
+        """Return the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
         if self.mini_batch_tokens or ("mini_batch_size" in self.explicit and self.mini_batch_size != "auto"):
             return self.mini_batch_tokens
         return self.first_mini_batch * context_len
 
     @property
     def datasets_folder(self) -> Path:
-        """Where data sets are kept."""
+        """The folder of data sets."""
         return Path(self.out_dir).expanduser() / "datasets"
 
     def experiment(self, plan: Plan) -> str:
-        """Choose the experiment of a new model."""
+        """Choose the experiment of a new model: a typed flag, the plan's, or the default."""
         return self.exp if "exp" in self.explicit else plan.model.exp or self.exp
 
     def model_file(self, plan: Plan) -> Path:
-        """Choose the model file.
-
-        :raises UserError: when what was given cannot be one.
-        """
+        """Choose the model file; raises UserError when `--model` cannot be one."""
         if self.model is not None:
             path = Path(self.model).expanduser()
             if path.is_dir() or path.suffix not in ("", ".lmp"):
@@ -60,11 +57,9 @@ class Settings(Options):
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
     def model_args(self, plan: Plan, experiment_settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Choose what a new model is built with.
+        """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own settings.
 
-        :param plan: its `$model` is below the typed flags.
-        :param experiment_settings: the experiment's own, below `$model`.
-        :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't take them).
+        :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't accept them).
         """
         in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
         typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.explicit}
@@ -77,7 +72,7 @@ class Settings(Options):
                 for name in MODEL_KEYS if name in self.explicit and name in args and args[name] != getattr(self, name)]
 
     def conflicts(self) -> list[str]:
-        """List the flags that contradict each other, a line each; what depends on the model is found where that is built."""
+        """List the flags that contradict each other, a line each; conflicts with the model are found where it is built."""
         looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *_AS_JSON) if getattr(self, name)]
         budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
         rules = {
@@ -99,7 +94,7 @@ class Settings(Options):
         return [fault for fault, found in rules.items() if found]
 
     def to_json(self) -> dict[str, Any]:
-        """Give plain values; the flags that were typed stand under `given`, as in the files of all versions."""
+        """Return plain values; the names of the typed flags are under `given`, as in the files of all versions."""
         values = asdict(self)
         explicit = values.pop("explicit")
         return {**values, "given": sorted(explicit)}
@@ -107,13 +102,12 @@ class Settings(Options):
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What holds for one stage.
+    """The settings of one stage.
 
-    `batch_size` pieces make an optimizer step, a piece has at most `context_len` tokens, `lr` is the peak learning rate, `schedule` the name of a schedule
-    and `min_fraction` the share of `lr` that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the
-    largest norm of the gradient (0 = no limit), `validation_samples` the samples of a validation, `patience` the validations without an improvement after
-    which the stage ends (None = never), `min_delta` the smallest drop of the validation loss, in nats a token, that counts as one, and `objective` the
-    name of what is minimised.
+    `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `schedule` the name of a schedule, `min_fraction` the share of `lr`
+    that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the largest norm of the gradient (0 = no
+    limit), `validation_samples` the samples of a validation, `patience` the validations without an improvement after which the stage ends (None = never), and
+    `min_delta` the smallest drop of the validation loss, in nats a token, that counts as one.
     """
 
     batch_size: int
@@ -130,13 +124,10 @@ class StageSettings:
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> StageSettings:
-    """Work out what holds for a stage.
+    """Work out the settings of a stage from the run's and its overrides.
 
-    :param settings: the run's.
-    :param stage: its overrides.
-    :param model_context_len: the longest piece the model can take, in tokens.
-    :return: the stage's settings.
-    :raises UserError: when the stage's pieces would be longer than the model's context.
+    :param model_context_len: the longest piece that the model accepts, in tokens.
+    :raises UserError: when the stage's pieces would be longer than that.
     """
     def choose(name: str) -> Any:
         override = getattr(stage, name)
@@ -152,8 +143,3 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
         choose("weight_decay"), choose("grad_clip"),
         validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE)
-
-
-def setting_names() -> list[str]:
-    """List the settings that are flags."""
-    return [flag.name for flag in FLAGS]

@@ -1,1 +1,1 @@
-"""The door `lmp_plotstats`: pictures, tables and a report of recorded statistics."""
+"""The command `lmp_plotstats`: pictures, tables and a report of recorded statistics."""

@@ -1,4 +1,4 @@
-"""The door `lmp_plotstats`: draws the statistics of an output folder.  May import the stats floor and the ground, after the flags are read."""
+"""The command `lmp_plotstats`: draws the statistics of an output folder.  Imports what is heavy after the flags are read."""
 from __future__ import annotations
 
 import argparse
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Draw what the flags ask for.
 
     :param argv: the command line without the program's name; None = that of the process.
-    :return: 0, or 2 where something was wrong with the input; what could be drawn then is drawn.
+    :return: 0, or 2 for bad input, after drawing what could be drawn.
     """
     try:
         arguments = _build_parser().read(argv)
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         faults = list(error.faults)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     for fault in faults:
@@ -79,10 +79,7 @@ def _build_parser() -> Parser:
 
 def _smoothing(text: str) -> float:
     """Read the value of --smooth."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"'{text}' is neither 0 (off), a share of the points below 1, nor a number of points")
     return value
@@ -99,22 +96,26 @@ def _formats(text: str) -> tuple[str, ...]:
 
 def _seconds(text: str) -> float:
     """Read the value of --watch."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
     return value
 
 
-def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None) -> list[str]:
-    """Read the folder, write what the flags ask for, print where it is, and the table.
+def _number(text: str) -> float:
+    """Read a number; NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
-    :param arguments: the parsed flags.
+
+def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None) -> list[str]:
+    """Read the folder, write what the flags ask for, print the paths and the table.
+
     :param changed: draw only what shows one of these statistics files; None = everything.
     :return: a line for each file that could not be used.
-    :raises UserError: where nothing can be drawn: no folder, no statistics, a model that is not there; where a picture cannot be written.
+    :raises UserError: when nothing can be drawn (no folder, no statistics, an unknown model), or a picture cannot be written.
     """
     from .runs import read_folder
     from .table import describe_runs, write_table
@@ -167,7 +168,7 @@ def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: 
 
 
 def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[str]) -> list[Curve]:
-    """Keep the models asked for; raises UserError where that leaves nothing, or names a model that is not there."""
+    """Keep the models asked for; raises UserError for an unknown model, and when there are no curves."""
     names = sorted({curve.model for curve in curves})
     if not curves:
         raise UserError(*(faults or [f"--out-dir {arguments.out_dir}: no statistics (*_stats.json) in it; lmp_trainer writes them while it trains."]))
@@ -179,7 +180,7 @@ def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[s
 
 
 def _write(figure: Figure, stem: Path, arguments: argparse.Namespace) -> None:
-    """Save a picture in each format and say so."""
+    """Save a picture in each format and print the paths."""
     from .plot import save
 
     for kind in arguments.format:

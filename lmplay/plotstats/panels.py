@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 FLOOR: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.0}
-# What happened to a run, along the lower edge: the marker and its size; those named first lie behind.
+# Events of a run, along the lower edge: marker and size; the first ones are drawn behind.
 MARKS: dict[str, tuple[str, float]] = {"saved": ("|", 7), "resumed": ("^", 6), "batch skipped": ("x", 6)}
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 DPI = 110
 SMALL = 8.0  # font size of what is written into the panels
-MOST_POINTS = 2000  # drawn of one curve: some for each pixel of the widest panel
+MOST_POINTS = 2000  # drawn of one curve: several per pixel of the widest panel
 MOST_MARKERS = 60  # more points than this are a line without markers
 MOST_RAW, MOST_RAW_SHARES = 4, 1  # more curves than this in a panel are drawn without the raw ones behind; shares (word accuracy) are noisy
-FEW_POINTS = 20  # fewer points than this are all shown
+FEW_POINTS = 20  # all points of a shorter curve lie inside its panel
 RARE = 100  # one of this many raw points may lie outside a panel
 START = 0.03  # share of a loss curve that may leave its panel at the top: the fall of the first steps would flatten all the rest
-FAR_FLOOR = 0.5  # a floor under this share of the lowest loss is written at the bottom edge, unless its panel stays at least half filled with it
+FAR_FLOOR = 0.5  # a floor under this share of the lowest loss is written at the bottom edge, unless the curves fill half the panel with it
 LOG_RATIO = 2.5  # a loss panel whose top is this many times its bottom gets a log axis
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A curve as it is drawn: in front its smoothed form, behind it the raw one."""
+    """A curve as it is drawn: the smoothed one (y) in front of the raw one."""
 
     label: str
     color: str
@@ -49,27 +49,27 @@ class Line:
 
     @property
     def marker(self) -> str:
-        """Dots where there are few validations, or where a line would have no length."""
+        """Dots for few validations, and for a single point."""
         return "o" if len(self.x) == 1 or (self.validation and len(self.x) <= MOST_MARKERS) else ""
 
     @property
     def smoothed(self) -> bool:
-        """Whether the raw curve would show anything that the one in front does not."""
+        """Whether the raw curve differs from the one in front."""
         return not np.array_equal(self.raw, self.y)
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One set of axes: what it shows over which x."""
+    """One set of axes: a figure over an x axis."""
 
     x_name: str
     figure: Figure
     lines: Sequence[Line]
     stages: Sequence[Stage]
     floors: Sequence[float] = ()
-    marks: Sequence[tuple[str, Floats, str]] = ()  # what of `MARKS` happened, where, and the colour
-    note: tuple[str, str] | None = None  # text and colour, of a panel that shows differences
-    of: str = ""  # whose values, where it is not those of whole curves
+    marks: Sequence[tuple[str, Floats, str]] = ()  # events of `MARKS`: kind, x and colour
+    note: tuple[str, str] | None = None  # of a panel with differences: text and colour
+    of: str = ""  # whose values these are, if not those of whole curves
 
     @property
     def difference(self) -> bool:
@@ -83,19 +83,15 @@ class Panel:
 
     @property
     def raw_lines(self) -> list[Line]:
-        """The lines with a raw curve worth seeing: not where there are too many."""
+        """The lines whose raw curve is drawn: none where there are too many."""
         smoothed = [line for line in self.lines if line.smoothed]
         return smoothed if len(smoothed) <= (MOST_RAW_SHARES if self.is_share else MOST_RAW) else []
 
 
 def make_figure(panels: Sequence[Panel], columns: int, title: Sequence[str], theme: Theme) -> Picture:
-    """Lay out panels in rows of `columns`, with one title and one legend for all.
+    """Lay out panels in rows of `columns`, with one title (a list of lines) and one legend for all.
 
     :param panels: row by row; those of a row share y, those of a column x.
-    :param columns: panels in a row.
-    :param title: its lines.
-    :param theme: the colours.
-    :return: the picture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Picture
@@ -117,7 +113,7 @@ def make_figure(panels: Sequence[Panel], columns: int, title: Sequence[str], the
     if entries:
         labels, handles = zip(*entries, strict=True)
         picture.legend(handles, labels, loc="outside lower center", ncols=legend_columns, fontsize=SMALL + 1, frameon=False, labelcolor=theme.ink)
-    picture.draw_without_rendering()  # lays out: only now it is known how much room the names have
+    picture.draw_without_rendering()  # lays out: only now the space for the names is known
     height = _write_stage_names(grid[0], panels[:columns], theme)
     picture.set_figheight(picture.get_figheight() + height / DPI)
     for index, (axes, panel) in enumerate(zip(grid.flat, panels, strict=True)):
@@ -185,7 +181,7 @@ def _mark_look(kind: str, color: str) -> dict[str, Any]:
 
 
 def _legend_columns(lengths: Sequence[int], width: float) -> int:
-    """Find the most columns that fit into a width in inches, given the number of letters of each entry; entries go down the columns."""
+    """Find the most columns that fit into a width in inches, by the letters of each entry; entries go down the columns."""
     for columns in range(len(lengths), 1, -1):
         if sum(0.6 + 0.075 * max(column) for column in np.array_split(lengths, columns)) <= width:
             return columns
@@ -193,13 +189,13 @@ def _legend_columns(lengths: Sequence[int], width: float) -> int:
 
 
 def _set_y_axis(row: Sequence[Axes], panels: Sequence[Panel], theme: Theme) -> None:
-    """Choose limits, scale, ticks and label of a row of panels, whose y axis is one."""
+    """Choose limits, scale, ticks and label of the y axis of a row of panels."""
     from matplotlib.ticker import FixedLocator, FormatStrFormatter, FuncFormatter, NullLocator
 
     axes, figure, share, difference = row[0], panels[0].figure, panels[0].is_share, panels[0].difference
     low, high = _limits(panels)
     log = figure.log and not difference and low > 0 and high / low > LOG_RATIO
-    foot = 0.14 if np.isfinite([floor for panel in panels for floor in panel.floors]).any() else 0.08  # room for what is written under a floor
+    foot = 0.14 if np.isfinite([floor for panel in panels for floor in panel.floors]).any() else 0.08  # space for the words under a floor
     unit = " (points)" if share and difference else f" ({figure.unit})" if figure.unit and not share else ""
     label = f"{'difference in ' if difference else ''}{plain(figure.title + unit)}{', log scale' if log else ''}"
     axes.set_ylabel(label + (f"\n{panels[0].of}" if panels[0].of else ""), color=theme.ink)
@@ -249,11 +245,11 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _set_x_axis(axes: Axes, panels: Sequence[Panel], theme: Theme) -> None:
-    """Choose limits, ticks and label of a column of panels, whose x axis is one."""
+    """Choose limits, ticks and label of the x axis of a column of panels."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     name = panels[0].x_name
-    ends = [place for panel in panels if not panel.difference for stage in panel.stages for place in (stage.begin[name], stage.end[name])]
+    ends = [x for panel in panels if not panel.difference for stage in panel.stages for x in (stage.begin[name], stage.end[name])]
     every = np.concatenate([ends, *(line.x for panel in panels for line in panel.lines)])
     every = every[np.isfinite(every)]
     low, high = (float(every.min()), float(every.max())) if every.size else (0.0, 0.0)
@@ -271,19 +267,15 @@ def _set_x_axis(axes: Axes, panels: Sequence[Panel], theme: Theme) -> None:
 
 
 def _write_stage_names(row: Sequence[Axes], panels: Sequence[Panel], theme: Theme) -> float:
-    """Name the stages above the first row of panels: level where there is room, else upright, and left out where even that is too tight.
+    """Name the stages above the first row of panels, rotated where they would overlap, and left out where they still would.
 
-    :param row: the axes, laid out.
-    :param panels: what they show.
-    :param theme: the colours.
     :return: the height of the names in pixels, 0 where there are none.
     """
     look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": theme.soft}
     texts: list[list[Text]] = []
     for axes, panel in zip(row, panels, strict=True):
-        places = [(stage.begin[panel.x_name] + stage.end[panel.x_name]) / 2 for stage in panel.stages]
-        named = [(x, stage.name) for x, stage in zip(places, panel.stages, strict=True) if np.isfinite(x)]
-        texts.append([axes.text(x, 1.01, plain(cut(name, 32)), transform=axes.get_xaxis_transform(), **look) for x, name in named])
+        named = [((stage.begin[panel.x_name] + stage.end[panel.x_name]) / 2, stage.name) for stage in panel.stages]
+        texts.append([axes.text(x, 1.01, plain(cut(name, 32)), transform=axes.get_xaxis_transform(), **look) for x, name in named if np.isfinite(x)])
     if any(_crowded(one, axes) for one, axes in zip(texts, row, strict=True)):
         for one, axes in zip(texts, row, strict=True):
             for text in one:
@@ -295,7 +287,7 @@ def _write_stage_names(row: Sequence[Axes], panels: Sequence[Panel], theme: Them
 
 
 def _write_floors(axes: Axes, panel: Panel, theme: Theme) -> None:
-    """Write each floor under its line, or at the bottom edge if it lies below, once for neighbouring stages with the same."""
+    """Write each floor under its line, or at the bottom edge if it lies below; once for neighbouring stages with the same floor."""
     spans: list[tuple[float, float, float]] = []
     for stage, floor in zip(panel.stages, panel.floors, strict=False):
         begin, end = stage.begin[panel.x_name], stage.end[panel.x_name]
@@ -319,7 +311,7 @@ def _write_floors(axes: Axes, panel: Panel, theme: Theme) -> None:
 
 
 def _crowded(texts: Sequence[Text], axes: Axes) -> list[Text]:
-    """Find the texts, going from left to right, that touch one that stays, or that reach beyond their panel."""
+    """Find the texts, from left to right, that touch one that stays, or that reach beyond their panel."""
     crowded, right, panel = [], -np.inf, axes.bbox
     for text in texts:
         box = text.get_window_extent()

@@ -1,7 +1,7 @@
-"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Plotstats floor: runs, panel, numpy and the ground.
+"""The pictures of lmp_plotstats: which panels each has, and what is in them.  Plotstats floor.
 
-However long a curve is, at most some thousand of its points are drawn: of each stretch about as wide as a pixel the lowest and the highest
-(:func:`~lmplay.plotstats.runs.thin`), after smoothing, so that no peak is lost.
+At most a few thousand points of a curve are drawn, after smoothing: the lowest and the highest of each stretch about as wide as a pixel, so that no peak
+is lost (:func:`~lmplay.plotstats.runs.thin`).
 """
 from __future__ import annotations
 
@@ -28,24 +28,20 @@ PANELS = sorted((figure for figure in FIGURES if figure.panel), key=lambda figur
 STYLES = ("-", "--", "-.", ":")
 KIND_NAMES = {"train": "training", "validate": "validation"}
 FIRST_SOURCE_COLOR = 2  # those before it are for training and validation
-# Of training and validation; the second pair where the colours have run out. More sources than these tell apart are not drawn.
+# Of training and validation; the second pair where the colours have run out. Sources beyond that are not drawn.
 SOURCE_STYLES = (("-", "--"), ("-.", ":"))
 MOST_SAVES = 60  # more marks than this would be a band
-# Runs whose validation texts come to tokens of so different a length (nats per token over bits per byte) are not comparable by token.
+# Runs whose tokens (nats per token over bits per byte, on validation texts) differ in length by more than this share are not comparable by token.
 SAME_TOKENS = 0.02
 WARNING = "tokens of different lengths (other tokenizers, or other texts): compare bits per byte of validation, not loss per token"
 LIGHT = THEMES["light"]
 
 
 def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT) -> Picture:
-    """Draw one statistics file: loss above other figures above the losses of its sources, a column for each x.
+    """Draw one statistics file: loss, other figures, and losses by source below each other, a column for each x.
 
-    :param curve: what to draw.
-    :param validation: what to draw with the training that it belongs to, or None.
-    :param x_names: the x axes.
+    :param validation: the validation to draw together with this training, or None.
     :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`; validation is never smoothed.
-    :param theme: the colours.
-    :return: the picture.
     """
     shown = [curve] if validation is None else [curve, validation]
     colors = dict(zip(KIND_NAMES, theme.curves, strict=False))
@@ -67,11 +63,8 @@ def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: fl
     """Draw the same kind of curve of several models into the same panels.
 
     :param curves: one for each model, all of one kind.
-    :param x_names: the x axes.
     :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
-    :param theme: the colours.
     :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
-    :return: the picture.
     """
     def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
         stages = _shared_stages(curves, x_name)
@@ -99,12 +92,7 @@ def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing:
 
 
 def save(picture: Picture, path: Path) -> None:
-    """Write a figure, whole or not at all.
-
-    :param picture: what the functions above return.
-    :param path: the file to make or to replace; its suffix is .png, .svg or .pdf.
-    :raises UserError: when it cannot be written.
-    """
+    """Write a picture, whole or not at all, to a .png, .svg or .pdf file; raises UserError when it cannot be written."""
     kind = path.suffix[1:]
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same curves make the same file
     try:
@@ -114,10 +102,7 @@ def save(picture: Picture, path: Path) -> None:
 
 
 def same_tokens(curves: Sequence[Curve]) -> bool:
-    """Tell whether losses per token of these runs can be compared: in their first stages a token is about as many bytes long. True where it is unknown.
-
-    :param curves: of validation; others say nothing about bytes.
-    """
+    """Tell by the validation curves whether losses per token can be compared: whether tokens of the first stages are equally long. True where unknown."""
     ratios = []
     for curve in curves:
         first = slice(0, curve.borders("loss")[0] if len(curve.stages) > 1 else None)
@@ -125,7 +110,7 @@ def same_tokens(curves: Sequence[Curve]) -> bool:
         loss, bits = loss[first], bits[first]
         if len(loss) == len(bits) and len(loss) and (bits > 0).all():
             ratios.append(loss / bits)
-    fewest = min(map(len, ratios), default=0)  # runs of other lengths have these validations in common, which go through the same texts
+    fewest = min(map(len, ratios), default=0)  # all runs have these validations, over the same texts
     medians = [float(np.median(one[:fewest])) for one in ratios]
     return not medians or max(medians) <= (1 + SAME_TOKENS) * min(medians)
 
@@ -143,14 +128,14 @@ def _draw_models(curves: Sequence[Curve], x_names: Sequence[str], smoothing: flo
 
 
 def _measured(curves: Sequence[Curve], comparable: bool = True) -> list[Figure]:
-    """Give the rows of panels: other figures than loss where they were measured, bits per byte only where they tell more than the loss."""
+    """List the figures with panels: loss, those that were measured, and bits per byte only where losses per token are not comparable."""
     figures = {figure.name: figure for figure in (*PANELS, *(figure for curve in curves for figure in curve.declared)) if figure.panel}
     return [figure for name, figure in figures.items() if figure is LOSS or (
         any(curve.points("samples", name)[0].size for curve in curves) and not (name == "bits_per_byte" and comparable))]
 
 
 def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme) -> list[Panel]:
-    """Prepare a row of panels with the loss of each source, those with most tokens first; none where they are not told apart."""
+    """Prepare a row of panels with the loss by source, those with most tokens first; none where there is no loss by source."""
     colors = theme.curves[FIRST_SOURCE_COLOR:]
     most, panels = len(colors) * len(SOURCE_STYLES), []
     drawn = list(dict.fromkeys(source for curve in shown for source in curve.sources))
@@ -188,7 +173,7 @@ def _lines(curves: Sequence[Curve], x_name: str, y_name: str, smoothing: float |
 
 
 def _all_minus(lines: Sequence[Line], base: Line) -> list[Line]:
-    """Prepare the differences, and the baseline itself as far as it is compared with anything."""
+    """Prepare the differences, and the baseline itself up to the end of the longest other line."""
     others = [_minus(line, base) for line in lines if line is not base]
     reach = max((line.x[-1] for line in others if line.x.size), default=np.inf)
     near = base.x <= reach
@@ -209,18 +194,18 @@ def _longest(curves: Sequence[Curve], x_name: str, y_name: str) -> Curve:
 
 
 def _marks(curve: Curve, x_name: str, color: str, alarm: str) -> list[tuple[str, Floats, str]]:
-    """Say where the run was resumed, and where batches were skipped."""
+    """List the marks of resumes and skipped batches."""
     return [("resumed", _within(curve, curve.resumes, x_name), color), ("batch skipped", curve.skipped(x_name), alarm)]
 
 
-def _within(curve: Curve, places: dict[str, Floats], x_name: str) -> Floats:
-    """Give the places within the curve's own stages: a stage's file may list those of the whole run."""
-    x = places[x_name]
+def _within(curve: Curve, events: dict[str, Floats], x_name: str) -> Floats:
+    """Select the events within the curve's own stages: a stage's file may list those of the whole run."""
+    x = events[x_name]
     return x[(x >= curve.stages[0].begin[x_name]) & (x <= curve.stages[-1].end[x_name])] if curve.stages else x
 
 
 def _floors(curve: Curve) -> list[float]:
-    """Say the floor of each stage: that of the very rows validated where it is known, else that of the stage's texts."""
+    """List the floor of each stage: that of the validated rows where known, else that of the stage's texts."""
     if curve.kind == "train":
         return [stage.floor for stage in curve.stages]
     _, floors = curve.points("tokens", "floor")
@@ -229,7 +214,7 @@ def _floors(curve: Curve) -> list[float]:
 
 
 def _shared_stages(curves: Sequence[Curve], x_name: str) -> Sequence[Stage]:
-    """Give the stages of the longest run where those of all others begin at the same places (within 2 %), else none."""
+    """Return the stages of the longest run if those of all others begin at the same x (within 2 %), else none."""
     longest = _longest(curves, x_name, "loss")
     slack = 0.02 * np.max(longest.points(x_name, "loss")[0], initial=0.0)
     pairs = [pair for curve in curves for pair in zip(longest.stages, curve.stages, strict=False)]
@@ -238,6 +223,6 @@ def _shared_stages(curves: Sequence[Curve], x_name: str) -> Sequence[Stage]:
 
 
 def _shared_floors(curves: Sequence[Curve]) -> Sequence[float]:
-    """Give the floors of the curve with most stages where all others have the same, else none: another tokenizer has other ones."""
+    """Return the floors of the curve with most stages if all others have the same, else none: they depend on the tokenizer."""
     floors = sorted((_floors(curve) for curve in curves), key=len)
     return floors[-1] if all(np.allclose(one, floors[-1][: len(one)], rtol=0.005, equal_nan=True) for one in floors) else ()

@@ -1,6 +1,6 @@
-"""The report of `lmp_plotstats --html`: one file that opens anywhere without a network.  Plotstats floor: its numpy; plotly on demand.
+"""The report of `lmp_plotstats --html`: one file that opens in any browser, without a network.  Plotstats floor; plotly on demand.
 
-The page is a frame, tables, the data as JSON, and a script that draws what is asked for with plotly.js, which is in the file too.
+The page is a frame, tables, the data as JSON, a script that draws the charts, and plotly.js.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .report_tables import events_table, runs_table, samples_tables, settings_ta
 from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
 from .theme import THEMES
 
-# Points of a curve in the page: some for each pixel of a wide screen, peaks kept; fewer where there are many curves.
+# Points of a curve in the page: several per pixel of a wide screen, with all peaks; fewer where there are many curves.
 _MOST_POINTS, _MOST_OF_A_CHART, _LEAST_POINTS = 3000, 30_000, 600
 _MOST_SOURCES = 10  # drawn of a stage, those with most tokens
 _MOST_MARKS = 60  # of a kind and a run; more would be a band
@@ -31,14 +31,12 @@ _MOST_MARKS = 60  # of a kind and a run; more would be a band
 
 def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None, theme: str | None = None,
                  baseline: str | None = None) -> None:
-    """Write the report.
+    """Write the report of an output folder to the file `path`.
 
-    :param curves: all that was read of an output folder.
-    :param folder: that folder; settings and samples of the runs are read from it.
-    :param path: the file to write.
+    :param folder: settings and samples of the runs are read from it.
     :param smoothing: of training curves, see :func:`lmplay.plotstats.runs.window_of`.
     :param theme: one of `THEMES`; None = what the browser prefers.
-    :param baseline: a run that the charts subtract when the page opens, None = none.
+    :param baseline: a run that the charts subtract when the page opens.
     :raises UserError: when plotly is not installed, or the file cannot be written.
     """
     try:
@@ -68,7 +66,7 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
 
 
 def _chart(figure: Figure, kind: str, curves: Sequence[Curve], smoothing: float | None) -> dict[str, Any]:
-    """Collect the lines of a chart: one a run; none of what is nowhere known, or nowhere but zero."""
+    """Collect the lines of a chart, one for each run; runs without a known value other than zero have none."""
     known = [curve for curve in curves if np.nan_to_num(curve.columns.get(figure.name, np.zeros(0))).any()]
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_OF_A_CHART // max(1, len(known))))
     title = f"{KIND_NAMES[kind]} {figure.title}" if figure.validate else figure.title
@@ -84,7 +82,7 @@ def _look(figure: Figure) -> dict[str, Any]:
 
 
 def _source_charts(curves: Sequence[Curve], smoothing: float | None) -> list[dict[str, Any]]:
-    """Collect for each stage the losses of its sources, in all runs that tell them apart."""
+    """Collect for each stage the losses by source of all runs that have them."""
     charts = []
     stages = dict.fromkeys((curve.stage, curve.kind) for curve in curves if curve.sources)
     for stage, kind in stages:
@@ -96,7 +94,7 @@ def _source_charts(curves: Sequence[Curve], smoothing: float | None) -> list[dic
 
 
 def _line(curve: Curve, column: str, smoothing: float | None, most: int) -> dict[str, Any]:
-    """Give a column smoothed, and as it was where that is something else: its x of each kind, and y."""
+    """Make the points of a column, smoothed, and raw where that differs."""
     values = curve.columns[column]
     rows = np.flatnonzero(np.isfinite(values))
     window = window_of(smoothing, len(rows)) if curve.kind == "train" and column != "lr" else 1
@@ -106,13 +104,13 @@ def _line(curve: Curve, column: str, smoothing: float | None, most: int) -> dict
 
 
 def _points(curve: Curve, rows: NDArray[np.intp], y: Floats, most: int) -> dict[str, list[float | None]]:
-    """Thin a curve to what can be seen; eight digits are enough for the eye."""
+    """Thin a curve to what can be seen, with eight digits."""
     kept = thin(y, most)
     return {**{name: _numbers(curve.columns[name][rows[kept]]) for name in X_NAMES}, "y": _numbers(y[kept])}
 
 
 def _run(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Say where the stages of a run lie, their floors, and what happened to it."""
+    """Describe a run: where its stages lie, their floors, and its events."""
     whole = next((curve for curve in curves if curve.stage is None), curves[0])
     train = next((curve for curve in curves if curve.stage is None and curve.kind == "train"), whole)
     stages = [{"name": stage.name, "done": stage.done, "floor": _number(stage.floor),
@@ -123,7 +121,7 @@ def _run(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _marks(places: dict[str, Floats]) -> list[dict[str, float | None]]:
-    """Give what is marked in the charts: none where there are too many."""
+    """List the marks of a kind; none where there are too many."""
     count = len(places["samples"])
     return [{x: _number(places[x][index]) for x in X_NAMES} for index in range(count)] if count <= _MOST_MARKS else []
 

@@ -14,12 +14,12 @@ from ..words import compact, duration
 from .runs import Curve, Floats
 from .table import COLUMNS, describe_runs, differing_settings, read_settings, show
 
-_MOST_EVENTS = 20  # of a kind and a run; more are counted, with the first and the last
-_MOST_TEXTS = 24  # places of a run at which its texts are shown, evenly over the run
+_MOST_EVENTS = 20  # of a kind and a run; of more, the first and the last are shown, with the number
+_MOST_TEXTS = 24  # validations of a run whose texts are shown, evenly over the run
 
 
 def runs_table(curves: Sequence[Curve], folder: Path) -> str:
-    """Lay out a row a run: what it reached."""
+    """Lay out a row for each run: what it reached."""
     rows = [["–" if run[key] is None else f"{run[key]:,.0f}" if form is compact else form(run[key]) for _, key, form in COLUMNS]
             for run in describe_runs(curves, folder)]
     return f"<section><h2>Runs</h2>{_table(('run', *(heading for heading, _, _ in COLUMNS[1:])), rows, 'two')}</section>"
@@ -55,9 +55,9 @@ def events_table(curves: Sequence[Curve]) -> str:
 
 
 def samples_tables(folder: Path, names: Sequence[str]) -> str:
-    """Lay out what the runs wrote while they trained: for each prompt a row a place, a column a run.
+    """Lay out the completions while training: a table for each prompt, with a column for each run and a row for each validation of the longest one.
 
-    The places are those of the run that wrote farthest; beside them stands what another run wrote last since the place before.
+    Of another run a row has the newest completion since the row before.
     """
     by_prompt: dict[str, dict[str, dict[int, str]]] = {}
     for name in names:
@@ -96,7 +96,7 @@ def settings_tables(folder: Path, names: Sequence[str]) -> str:
 
 
 def _events(what: str, places: dict[str, Floats]) -> Iterable[list[str]]:
-    """Say where something happened, or how often where that is a long list."""
+    """List the events of a kind; of a long list the first and the last, with the number."""
     count = len(places["samples"])
     shown = list(range(count)) if count <= _MOST_EVENTS else [0, count - 1]
     for index, said in zip(shown, [what] * count if count <= _MOST_EVENTS else [f"{what}, first of {count:,}", f"{what}, last of {count:,}"], strict=True):
@@ -104,7 +104,7 @@ def _events(what: str, places: dict[str, Floats]) -> Iterable[list[str]]:
 
 
 def _read_samples(path: Path) -> Iterable[tuple[int, str, str]]:
-    """Read samples, prompts and texts; other lines are skipped, such as the last of a run that is being written."""
+    """Read samples, prompts and texts; other lines are skipped, such as an unfinished last one."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
@@ -118,7 +118,7 @@ def _read_samples(path: Path) -> Iterable[tuple[int, str, str]]:
 
 
 def _text_at(texts: dict[int, str], before: int, place: int) -> str:
-    """Give as HTML the newest of the texts (by places, ascending) up to a place and after the one before, and where it is from if it is not from there."""
+    """Write as HTML the newest text after `before` and up to `place` (both in samples), with its own place if that is another; empty if there is none."""
     places = list(texts)
     found = bisect_right(places, place) - 1
     if found < 0 or places[found] <= before:

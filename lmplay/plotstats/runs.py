@@ -1,4 +1,4 @@
-"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Plotstats floor: numpy and the ground only."""
+"""The recorded curves of an output folder: reading the statistics files, and the arithmetic on curves.  Plotstats floor."""
 from __future__ import annotations
 
 import itertools
@@ -27,7 +27,7 @@ AUTOMATIC_LEAST_POINTS = 20
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a stage lies on each of the x axes, and the lowest loss its texts allow (NaN where unknown)."""
+    """Where a stage lies on each x axis, and the lowest loss that its texts allow (NaN = unknown)."""
 
     name: str
     begin: dict[str, float]
@@ -38,7 +38,11 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One statistics file.  Every array of `columns` is (rows,) float64, NaN where nothing was measured."""
+    """One statistics file.
+
+    Every array of `columns` is (rows,) float64, NaN where nothing was measured. `sources` are those with a loss by source (`source_column` names its column),
+    the one with most tokens first. `declared` are the figures that the file describes itself: those of an objective.
+    """
 
     path: Path
     model: str
@@ -50,9 +54,7 @@ class Curve:
     saves: dict[str, Floats]
     columns: dict[str, Floats]
     sources: tuple[str, ...] = ()
-    """The sources that are told apart, the one with most tokens first; `source_column` names the column of each one's losses."""
     declared: tuple[Figure, ...] = ()
-    """The figures that the file describes itself: those of an objective."""
 
     @property
     def running(self) -> bool:
@@ -60,56 +62,44 @@ class Curve:
         return bool(self.stages) and not self.stages[-1].done
 
     def points(self, x_name: str, y_name: str) -> tuple[Floats, Floats]:
-        """Give the rows where both values are known.
-
-        :param x_name: one of `X_NAMES`.
-        :param y_name: a column; one that the file lacks has no known values.
-        :return: x and y, of equal length.
-        """
+        """Return x and y of the rows where both are known; a column that the file lacks has no known values."""
         x = self.columns[x_name]
         y = self.columns.get(y_name, np.full(len(x), np.nan))
         known = np.isfinite(x) & np.isfinite(y)
         return x[known], y[known]
 
     def last(self, name: str) -> float:
-        """Give the last known value of a column, NaN if there is none."""
+        """Return the last known value of a column, NaN if there is none."""
         values = self.columns[name]
         known = values[np.isfinite(values)]
         return float(known[-1]) if known.size else float("nan")
 
     def lowest(self, name: str) -> float:
-        """Give the lowest known value of a column, NaN if there is none."""
+        """Return the lowest known value of a column, NaN if there is none."""
         values = self.columns[name]
         return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
 
     def borders(self, y_name: str) -> list[int]:
         """Find where each stage but the first begins among the known values of a column.
 
-        Tokens tell: each row has more of them than the one before, while several rows may end within the same long sample.
+        By tokens: each row has more of them than the one before, while several rows may end within the same long sample.
         """
         tokens, _ = self.points("tokens", y_name)
         return np.searchsorted(tokens, [stage.end["tokens"] for stage in self.stages[:-1]], side="right").tolist()
 
     def smoothed(self, x_name: str, y_name: str, smoothing: float | None) -> tuple[Floats, Floats]:
-        """Give a column over x as a centred mean that never reaches across the end of a stage.
-
-        :param x_name: one of `X_NAMES`.
-        :param y_name: a column.
-        :param smoothing: see :func:`window_of`.
-        :return: x and y, of equal length.
-        """
+        """Return x and a column as a centred mean (see :func:`window_of`) that never reaches across the end of a stage."""
         x, y = self.points(x_name, y_name)
         return x, smooth(y, window_of(smoothing, len(y)), self.borders(y_name))
 
     def skipped(self, x_name: str) -> Floats:
-        """Give the places of the rows in which batches were skipped."""
+        """Return the x of the rows in which batches were skipped."""
         return self.columns[x_name][np.nan_to_num(self.columns["skipped_batches"]) > 0]
 
 
 def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
-    """Read all statistics files of a folder; what a file is, its contents say, not its name.
+    """Read all statistics files of a folder; the contents of a file, not its name, say what it is.
 
-    :param folder: where the trainer writes.
     :return: the curves, sorted by model, kind and stage (a model's whole run before its stages), and one line for each file that cannot be used.
     :raises UserError: when the folder is missing.
     """
@@ -130,11 +120,9 @@ def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
 
 
 def read_curve(path: Path) -> Curve:
-    """Read one statistics file and check that it holds together.
+    """Read and check one statistics file; columns that neither lmplay nor the file describes are left out.
 
-    :param path: the JSON file.
-    :return: its curve, without columns that neither lmplay nor the file itself describes.
-    :raises UserError: when it cannot be read, is no valid JSON, or is not of the form of `FORMAT`.
+    :raises UserError: when it cannot be read, is no valid JSON, or does not have the format `FORMAT`.
     """
     try:
         return _curve_of(path, read_long_json(path, "statistics"))
@@ -165,10 +153,10 @@ def window_of(smoothing: float | None, rows: int) -> int:
 def smooth(values: Floats, window: int, borders: Sequence[int] = ()) -> Floats:
     """Take the mean of the known values around each point; at both ends the window is cut off.
 
-    :param values: (rows,), NaN where unknown.
-    :param window: odd number of points, centred; 1 leaves the values as they are.
+    :param values: (rows,), NaN = unknown.
+    :param window: odd number of points; 1 leaves the values as they are.
     :param borders: indexes where a new part begins; no window reaches across one.
-    :return: (rows,), NaN where the window holds nothing known.
+    :return: (rows,), NaN where no value in the window is known.
     """
     if window == 1:
         return values
@@ -193,11 +181,9 @@ def difference(x: Floats, y: Floats, x_reference: Floats, y_reference: Floats) -
 
 
 def thin(values: Floats, most: int) -> NDArray[np.intp]:
-    """Choose which points to draw, so that a long curve keeps every peak that could be seen.
+    """Choose about `most` points to draw, so that a long curve of finite values (rows,) keeps every peak that could be seen.
 
-    :param values: (rows,) finite.
-    :param most: about how many points to keep.
-    :return: ascending indexes: of each stretch the lowest and the highest, and both ends.
+    :return: ascending indexes: the lowest and the highest of each stretch, and both ends.
     """
     rows = len(values)
     if rows <= most:
@@ -256,27 +242,20 @@ def _curve_of(path: Path, content: Any) -> Curve:
     further = {figure.name: lists[figure.name] for figure in declared} | {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
     times = clock.get("stages") or []
     return Curve(
-        path=path,
-        model=str(content["model"]),
-        experiment=str(content["experiment"]),
-        kind=content["kind"],
+        path=path, model=str(content["model"]), experiment=str(content["experiment"]), kind=content["kind"],
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
-        resumes=_places_of(clock.get("resumes") or []),
-        saves=_places_of(clock.get("saves") or []),
-        columns=_columns_of(lists, further),
-        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])),
-        declared=declared,
-    )
+        resumes=_marks_of(clock.get("resumes") or []), saves=_marks_of(clock.get("saves") or []), columns=_columns_of(lists, further),
+        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])), declared=declared)
 
 
-def _places_of(places: list[dict[str, float]]) -> dict[str, Floats]:
-    """Turn places into an array for each x."""
-    return {name: np.array([place.get(name) for place in places], dtype=np.float64) for name in X_NAMES}
+def _marks_of(marks: list[dict[str, float]]) -> dict[str, Floats]:
+    """Turn marks into an array for each x."""
+    return {name: np.array([mark.get(name) for mark in marks], dtype=np.float64) for name in X_NAMES}
 
 
 def _columns_of(lists: dict[str, Any], further: dict[str, Any]) -> dict[str, Floats]:
-    """Turn the lists, those of known names and further ones, into arrays of one length, with NaN for null and for missing optional columns."""
+    """Turn lists, of known names and of `further` ones, into arrays of equal length, with NaN for null and for missing optional columns."""
     rows = len(lists["samples"])
     known = {name: lists[name] for name in NEEDED_COLUMNS} | {name: lists[name] if name in lists else [None] * rows for name in OPTIONAL_COLUMNS}
     columns = {name: np.array(values, dtype=np.float64) for name, values in (known | further).items()}
@@ -288,9 +267,9 @@ def _columns_of(lists: dict[str, Any], further: dict[str, Any]) -> dict[str, Flo
 
 
 def _stage_of(stage: dict[str, Any], time: dict[str, Any]) -> Stage:
-    """Build a stage of its place in the text and its place in time."""
-    places = {**stage, **time}
-    begin, end = ({name: _number(places.get(f"{side}_{name}")) for name in X_NAMES} for side in ("from", "to"))
+    """Build a stage from its entry and its times, which are apart under "clock"."""
+    known = {**stage, **time}
+    begin, end = ({name: _number(known.get(f"{side}_{name}")) for name in X_NAMES} for side in ("from", "to"))
     return Stage(str(stage["name"]), begin, end, _number(stage.get("floor_nats_per_token")), bool(stage["done"]))
 
 

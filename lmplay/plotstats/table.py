@@ -1,4 +1,4 @@
-"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Plotstats floor: runs and the ground."""
+"""The runs of a folder as a table: what they reached and which settings differ, for people and for programs.  Plotstats floor."""
 from __future__ import annotations
 
 import json
@@ -13,7 +13,7 @@ from ..plan.options import FLAGS, Change
 from ..words import compact, cut, duration
 from .runs import Curve
 
-# Settings that differ between any two runs, or that say nothing of what was trained; a plan is compared stage by stage.
+# Settings that differ between any two runs, or do not change the training; a plan is compared stage by stage.
 _NOT_COMPARED = {"given", "plan", "model_args", *(flag.name for flag in FLAGS if flag.change is Change.ASIDE)}
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
@@ -26,12 +26,7 @@ _MOST_CELL = 32  # letters of a setting
 
 
 def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]:
-    """Say what each run reached.
-
-    :param curves: all that was read of a folder.
-    :param folder: that folder, for the settings.
-    :return: a dictionary a run: the newest and the lowest figures, None where unknown, and `settings`, those that differ between the runs.
-    """
+    """List for each run the newest and the lowest figures, None where unknown, and `settings`, those that differ between the runs of the folder."""
     names = list(dict.fromkeys(curve.model for curve in curves))
     differing = differing_settings({name: read_settings(folder, name) for name in names})
     runs = []
@@ -51,11 +46,7 @@ def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]
 
 
 def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Lay out a line for each run, with `-` for what is not known, and below a line for each setting that differs.
-
-    :param runs: what `describe_runs` gives.
-    :return: the lines.
-    """
+    """Lay out the `describe_runs`: a line for each run, with `-` for unknown values, and below a line for each setting that differs."""
     rows = [[heading for heading, _, _ in COLUMNS], *([_cell(run[key], form) for _, key, form in COLUMNS] for run in runs)]
     text = _align(rows, "<<" + ">" * (len(COLUMNS) - 2))
     keys = list(runs[0]["settings"])
@@ -67,7 +58,7 @@ def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any]:
-    """Read the settings beside the statistics of a run; missing or damaged ones are none: what can be shown is shown."""
+    """Read the settings beside the statistics of a run; none if they are missing or damaged."""
     try:
         content = read_json_or_yaml(folder / f"{name}_settings.json", "settings")
     except (UserError, RecursionError):
@@ -78,8 +69,8 @@ def read_settings(folder: Path, name: str) -> dict[str, Any]:
 def differing_settings(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Find the settings that are not the same in all runs.
 
-    :param settings: of each run; runs without any are not compared.
-    :return: for each setting that differs its value in every run, None where it has none; those of a plan's stages as STAGE.KEY.
+    :param settings: by run; runs without settings are not compared.
+    :return: for each setting that differs its value in every run (None = missing); those of a plan's stages are named STAGE.KEY.
     """
     flat = {name: _flatten(one) for name, one in settings.items() if one}
     keys = dict.fromkeys(key for one in flat.values() for key in one)
@@ -104,7 +95,7 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figure(curve: Curve | None, pick: Callable[[Curve, str], float], name: str) -> float | None:
-    """Take one value of a curve, None where there is none."""
+    """Pick one value of a curve, None if there is none."""
     value = math.nan if curve is None else pick(curve, name)
     return None if math.isnan(value) else value
 
@@ -115,6 +106,6 @@ def _cell(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _align(rows: Sequence[Sequence[str]], sides: str) -> str:
-    """Lay out columns, each to its side."""
+    """Align columns to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip() for row in rows)

@@ -1,7 +1,6 @@
 """Drawing again while runs go on.  Plotstats floor: the ground.
 
-The files that are read are replaced as a whole by the trainer, so a reader has the old or the new one; a missing or
-damaged one is reported once and tried again.
+The trainer replaces whole files, so a reader has the old or the new one; a missing or damaged one is reported once and tried again.
 """
 from __future__ import annotations
 
@@ -15,12 +14,10 @@ from ..errors import UserError
 
 
 def watch(folder: Path, seconds: float, draw: Callable[[Container[Path] | None], list[str]]) -> NoReturn:
-    """Draw at once, and again whenever a statistics file has changed; never ends by itself.
+    """Draw at once, and again whenever a statistics file has changed, until Ctrl+C.
 
-    :param folder: where the statistics are, or will be.
-    :param seconds: between two looks.
-    :param draw: draws what shows the files it is given (None: everything), and returns or raises what was wrong.
-    :raises KeyboardInterrupt: when the user has had enough.
+    :param seconds: between two looks at the folder.
+    :param draw: draws what shows the given files (None = everything), and returns or raises what was wrong.
     """
     seen: dict[Path, tuple[int, int]] | None = None
     said: list[str] = []
@@ -40,7 +37,7 @@ def watch(folder: Path, seconds: float, draw: Callable[[Container[Path] | None],
 
 
 def _look(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Give what tells the versions of the statistics files apart: time of change, and number of the file."""
+    """Return of each statistics file what changes with it: time of modification and inode."""
     found = {}
     for path in sorted(folder.glob("*_stats.json")):
         try:

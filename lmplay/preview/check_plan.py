@@ -16,14 +16,12 @@ from ..data.stage import StageData
 from ..data.stream import SampleStream
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
-from ..device.random_state import seed_everything
 from ..engine.batches import Batches, Grouping, TrainBatch
-from ..engine.opening import check_model, freeze, open_stages, outline, start_device
+from ..engine.opening import check_model, freeze, make_model, open_stages, outline, start_device
 from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import TrainingError
 from ..objectives.base import Objective
-from ..optim.optimizers import build_optimizers
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan
@@ -34,38 +32,32 @@ from .show import StageView, sample_as_json
 _SAMPLES, _SAMPLE_SECONDS = 1000, 15.0
 # Samples that are compared for duplicates, which needs no tokens and so is much faster.
 _COMPARED, _COMPARED_SECONDS = 50_000, 10.0
-# Mini-batches are timed for this many seconds, after a first one that warms up.
-_TIMED_SECONDS = 4.0
-# Pieces that are shown of the first sample of each source.
-_PIECES_SHOWN = 1
-# 95 % of a normal distribution lie within this many standard deviations of its mean.
-_STANDARD_DEVIATIONS = 1.96
+_TIMED_SECONDS = 4.0  # for which mini-batches are timed, after a first one that warms up
+_PIECES_SHOWN = 1  # of the first sample of each source
+_STANDARD_DEVIATIONS = 1.96  # around the mean of a normal distribution, which hold 95 % of it
 
 
 @dataclass
 class _Measured:
-    """What the first samples of a stage come to."""
+    """Measurements of the first samples of a stage.
+
+    `tokens` are the truth tokens of each sample, `whole` says that these are all samples of the stage, and `first_samples` are by the number of the source.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    """Truth tokens of each sample."""
     counts: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     whole: bool = False
-    """These are all samples of the stage."""
     first: TrainBatch | None = None
     first_samples: dict[int, Sample] = field(default_factory=dict)
-    """By the number of the source."""
 
     @property
     def tokens_per_sample(self) -> float:
-        """The mean."""
+        """The mean number of truth tokens."""
         return statistics.fmean(self.tokens)
 
     def error(self, share: float) -> float:
-        """Compute the half width of the 95 % confidence interval of the mean, as a share of the mean.
-
-        :param share: the measured part of all samples; where that is all of them, the error is 0.
-        """
+        """Compute the half width of the 95 % confidence interval of the mean, as a share of the mean; `share` of all samples have been measured."""
         if len(self.tokens) < 2 or self.whole:
             return 0.0
         spread = statistics.stdev(self.tokens) / math.sqrt(len(self.tokens)) * math.sqrt(max(0.0, 1 - share))
@@ -73,11 +65,10 @@ class _Measured:
 
 
 def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
-    """Read a part of every stage of a plan, from its beginning, and time a few steps.
+    """Read the first part of every stage of a plan, and time a few steps.
 
     :param settings: of the command line; with an existing model file, its model and tokenizer are used, and the file is not changed.
-    :param plan: the plan.
-    :param say: is told what is compiled.
+    :param say: called with a line when code has been compiled.
     :return: plain values: `stages`, a dictionary each, and their totals.
     :raises UserError: for all that is wrong with the plan's data, at once.
     """
@@ -85,11 +76,8 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
     settings = ahead.settings
     check_model(ahead, runtime, plan.stages)
     opened = open_stages(ahead, [(stage, StageState(stage.name)) for stage in plan.stages], say)
-    tokenizer = ahead.tokenizer(stage.data for stage in opened.values())
-    seed_everything(settings.seed)
-    module = ahead.spec.build(tokenizer.vocab_size).to(runtime.device)
-    optimizers = build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay)
-    timer = _Timer(DeviceModel(module, runtime.wrap(module, ahead.spec.args["context_len"], say), runtime), optimizers)
+    model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
+    module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
     size = checkpoint_bytes(module, optimizers.state_bytes())
@@ -101,7 +89,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> di
 
 
 def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _Timer) -> dict[str, Any]:
-    """Measure a stage, and estimate what all of it comes to."""
+    """Measure a stage, and estimate the whole of it."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
     measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0))
@@ -136,7 +124,7 @@ def _measure(batches: Batches) -> _Measured:
 
 
 def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str, Any]:
-    """Estimate what the whole stage comes to."""
+    """Estimate samples, tokens, steps and seconds of the whole stage."""
     name, most_tokens, counts, looked_at = stage.stage.name, stage.stage.tokens, measured.counts, len(measured.tokens)
     samples: float | None = stage.data.open_samples().total
     if measured.whole:
@@ -156,16 +144,13 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
 
 def _compare(data: StageData) -> dict[str, Any]:
     """Count exact duplicates among the training samples, and validation samples that are also training samples."""
-    seen: set[int] = set()
-    rows, duplicates = 0, 0
-    for sample in _rows(data.open_samples()):
-        rows += 1
-        key = hash((sample.prompt, sample.truth))
-        duplicates += key in seen
-        seen.add(key)
-    validation = data.open_validation()
-    held_out = [hash((sample.prompt, sample.truth)) in seen for sample in _rows(validation)] if validation is not None else []
-    return {"compared": rows, "duplicates": duplicates, "validation_compared": len(held_out), "validation_overlap": sum(held_out)}
+    def hashes(stream: SampleStream | None) -> list[int]:
+        return [hash((sample.prompt, sample.truth)) for sample in _rows(stream)] if stream is not None else []
+
+    compared = hashes(data.open_samples())
+    seen = set(compared)
+    held_out = [key in seen for key in hashes(data.open_validation())]
+    return {"compared": len(compared), "duplicates": len(compared) - len(seen), "validation_compared": len(held_out), "validation_overlap": sum(held_out)}
 
 
 def _rows(stream: SampleStream) -> Iterator[Sample]:
@@ -184,7 +169,7 @@ def _rows(stream: SampleStream) -> Iterator[Sample]:
 
 
 class _Timer:
-    """Times forward and backward pass for each slot (a token or padding), and the update."""
+    """Times forward and backward pass for each slot of a mini-batch (a token or padding), and the update."""
 
     def __init__(self, model: DeviceModel, optimizers: OptimizerSet):
         self.model, self._optimizers = model, optimizers
@@ -192,7 +177,8 @@ class _Timer:
 
     def time(self, objective: Objective, batch: TrainBatch) -> None:
         """Time the mini-batches of a batch: the first warms up, then from the shortest on, as many as there is time for."""
-        steps = [partial(self._step, objective, replace(batch, mini_batches=[mini_batch])) for mini_batch in batch.mini_batches]
+        steps = [partial(train_step, self.model, self._optimizers, objective, replace(batch, mini_batches=[mini_batch]), grad_clip=0.0,
+                         interrupted=lambda: False) for mini_batch in batch.mini_batches]  # the model is thrown away afterwards
         steps[0]()
         self.seconds_per_update = self._seconds(self._optimizers.step)
         slots, seconds = 0, 0.0
@@ -202,10 +188,6 @@ class _Timer:
             if seconds > _TIMED_SECONDS:
                 break
         self.seconds_per_slot = seconds / slots
-
-    def _step(self, objective: Objective, batch: TrainBatch) -> None:
-        """Train the model, which is thrown away afterwards."""
-        train_step(self.model, self._optimizers, objective, batch, grad_clip=0.0, interrupted=lambda: False)
 
     def _seconds(self, work: Callable[[], Any]) -> float:
         """Time some work, on the device too."""

@@ -1,4 +1,4 @@
-"""What `--check-plan` prints for people."""
+"""The text that `--check-plan` prints."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from .show import sample_in_words
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """Write the result of :func:`.check_plan.check_plan` for people, in lines."""
+    """Write the result of :func:`.check_plan.check_plan` as text."""
     lines = [f"model       {found['model']}: {found['parameters']:,} parameters", f"tokenizer   {found['tokenizer']}: {found['vocabulary']:,} tokens",
              f"device      {found['device']}, {found['precision']}"]
     for stage in found["stages"]:
@@ -28,7 +28,7 @@ def to_text(found: dict[str, Any]) -> str:
 
 
 def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Give name and text of each line about a stage."""
+    """Yield name and text of each line about a stage."""
     whole = stage["samples"] == stage["samples_looked_at"]
     looked = "all were looked at" if whole else f"{stage['samples_looked_at']:,} were looked at"
     yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"

@@ -16,9 +16,6 @@ from ..tokenizer import load_tokenizer, trained_size
 def describe(settings: Settings, plan: Plan) -> str:
     """Describe the model that a run would train, without loading data or weights.
 
-    :param settings: of the command line.
-    :param plan: the plan.
-    :return: several lines.
     :raises UserError: when the checkpoint, the plan and the flags do not agree.
     """
     ahead = outline(settings, plan)
@@ -63,7 +60,7 @@ def _lookup_only(model: nn.Module) -> int:
 
 
 def _vocab_size(ahead: Outline) -> int:
-    """Find the size of the vocabulary; that of a tokenizer that is still to be trained is in its name."""
+    """Find the size of the vocabulary; for a tokenizer that has not been trained yet it is in its name."""
     if ahead.spec.tokenizer is not None:
         return ahead.spec.tokenizer.vocab_size
     name = tokenizer_name(ahead.settings, ahead.plan)

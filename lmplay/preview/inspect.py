@@ -5,18 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.format import read, tensor_bytes, verify
-from ..plan.settings import Settings, setting_names
+from ..plan.options import FLAGS
+from ..plan.settings import Settings
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Read what a checkpoint, or a file of weights alone, says of itself.
-
-    :param path: the file.
-    :return: plain values, only of what the file has.
-    :raises UserError: when it cannot be read at all.
-    """
+    """Read a checkpoint, or a file of weights alone, and return plain values of what it has; raises UserError when it cannot be read."""
     content = read(path, mmap=True, check=False)
     result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[verify(path)],
                               "format": content["format"], "versions": content.get("versions", {})}
@@ -28,13 +24,15 @@ def inspect(path: Path) -> dict[str, Any]:
     if "runner" in parts:
         result["run"] = {**_progress(parts["runner"]["state"]["stats"]), "seconds": parts["runner"]["state"]["clock"]["seconds"],
                          "resumes": len(parts["runner"]["state"]["clock"]["resumes"])}
-        result["settings"] = _changed(parts["runner"]["state_args"]["settings"])
+        settings, defaults = parts["runner"]["state_args"]["settings"], Settings()  # only those that are not the defaults of this version are shown
+        names = [flag.name for flag in FLAGS if flag.name in settings]
+        result["settings"] = {name: settings[name] for name in names if settings[name] != getattr(defaults, name)}
     result["bytes_by_component"] = {name: tensor_bytes(part["state"]) for name, part in parts.items()}
     return result
 
 
 def to_text(found: dict[str, Any]) -> str:
-    """Write the result of :func:`inspect` for people, in lines."""
+    """Write the result of :func:`inspect` as text."""
     lines = [f"file        {found['file']}: {found['bytes']:,} bytes, checksum {found['checksum']}",
              f"written by  {', '.join(f'{name} {version}' for name, version in found['versions'].items())} (format {found['format']})"]
     if "model" in found:
@@ -52,14 +50,14 @@ def to_text(found: dict[str, Any]) -> str:
 
 
 def _model(part: dict[str, Any]) -> dict[str, Any]:
-    """Say what the model is; a weight that two modules share counts once."""
+    """Describe the model; a weight that two modules share counts once."""
     built = part["state_args"]
     weights = {tensor.untyped_storage().data_ptr(): tensor.numel() for tensor in part["state"].values()}
     return {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
 
 
 def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:
-    """Say which stages are done, and what was trained in each."""
+    """List the stages, whether each is done, and what was trained in it."""
     plan = part["state_args"]["plan"]["stages"]
     result = []
     for stage, state in zip(plan, part["state"]["stages"], strict=False):
@@ -69,17 +67,11 @@ def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _progress(stats: dict[str, Any]) -> dict[str, Any]:
-    """Say how much was trained, and the losses: the newest in the history, of the best validation and of the final one."""
+    """Return how much was trained, and the losses: the newest in the history, of the best validation and of the final one."""
     rows = stats["train"]["rows"]
     last = rows["loss_sum"][-1] / rows["n_tokens"][-1] if rows["n_tokens"] and rows["n_tokens"][-1] else None
     return {"samples": stats.get("total_train_samples", 0), "tokens": stats.get("total_train_tokens", 0), "steps": stats.get("total_train_steps", 0),
             "loss": last, "best_validation": stats["best"], "final_validation": stats["final"]}
-
-
-def _changed(settings: dict[str, Any]) -> dict[str, Any]:
-    """List the settings that are not the defaults of this version."""
-    defaults = Settings()
-    return {name: settings[name] for name in setting_names() if name in settings and settings[name] != getattr(defaults, name)}
 
 
 def _in_words(progress: dict[str, Any]) -> str:

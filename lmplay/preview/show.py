@@ -24,15 +24,14 @@ from ..tokenizer import Tokenizer, trained_size
 _ENDS = {"end": "the end", "sentence": "a sentence end", "clause": "a clause end", "word": "a word end, inside a sentence",
          "character": "a character, inside a word"}
 _END_SIGN = "⏹"
-# A line of a batch shows this many characters of the piece.
-_BEGINNING = 60
+_BEGINNING = 60  # characters of a piece in a line of a batch
 # Control characters, which could move the cursor or change colours, are replaced by Unicode's symbols for them.
 _PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "␡"} | dict.fromkeys(range(128, 160), "\ufffd")
 _GREY, _PLAIN = "\033[90m", "\033[0m"
 
 
 class StageView:
-    """An open stage with what turns its samples into pieces, as in training."""
+    """An open stage with the function that cuts its samples into pieces, as in training."""
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
@@ -45,11 +44,7 @@ class StageView:
         return Batcher(self.data.open_samples(), self.prepare, self.batch_size, self._tokens)
 
     def batch(self, number: int) -> Batch:
-        """Make the batches of the stage up to one of them.
-
-        :param number: counted from 1.
-        :raises UserError: when the stage has fewer batches.
-        """
+        """Return a batch of the stage, counted from 1, by making those before it; raises UserError when the stage has fewer batches."""
         batcher, made = self.batcher(), 0
         while (batch := batcher.next()) is not None:
             made += 1
@@ -65,12 +60,10 @@ class StageView:
 
 
 def show(settings: Settings, plan: Plan, say: Callable[[str], None]) -> str:
-    """Show what `--show-samples` or `--show-batch` asks for.
+    """Show what `--show-samples` or `--show-batch` asks for: lines, or, with `--json`, a list of samples or an object for the batch.
 
     :param settings: of the command line; with an existing model file, the data is shown as the run that resumes from it would read it.
-    :param plan: the plan.
-    :param say: is told of accepted changes of the data.
-    :return: lines for people, or, with `--json`, a list of samples or an object for the batch.
+    :param say: called with a line for each accepted change of the data.
     :raises UserError: when there is no such stage or batch, or the data has changed.
     """
     if settings.show_batch is None:
@@ -100,7 +93,7 @@ def _open(settings: Settings, plan: Plan, shown: list[Stage], say: Callable[[str
 
 
 def _flags(piece: Piece) -> list[bool]:
-    """Say for each token whether it is learned."""
+    """Tell for each token whether it is learned."""
     n_rest = len(piece.tokens) - piece.n_prompt
     return [False] * piece.n_prompt + ([True] * n_rest if piece.learned is None else piece.learned.tolist())
 
@@ -121,19 +114,13 @@ def _spans(piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def _counts(piece: Piece) -> dict[str, Any]:
-    """Count a piece's tokens, and say what it ends at."""
+    """Count a piece's tokens, and name what it ends at."""
     return {"piece": piece.number + 1, "last": piece.last, "ends_at": piece.cut.name.lower(), "prompt_tokens": piece.n_prompt,
             "truth_tokens": len(piece.tokens) - piece.n_prompt, "learned_tokens": sum(_flags(piece))}
 
 
 def sample_as_json(view: StageView, sample: Sample, most: int | None = None) -> dict[str, Any]:
-    """Describe a sample and its pieces by plain values.
-
-    :param view: its stage.
-    :param sample: the sample.
-    :param most: only the first pieces, at most this many; None = all.
-    :return: a dictionary for JSON.
-    """
+    """Describe a sample and its pieces by plain values; with `most`, only that many of the first pieces."""
     pieces = view.prepare(sample)
     return {"stage": view.name, **view.origin(sample), "context_len": view.context_len, "n_pieces": len(pieces),
             "pieces": [{**_counts(piece), "spans": _spans(piece, view.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces[:most]]}
@@ -147,12 +134,7 @@ def _batch_as_json(view: StageView, number: int, batch: Batch) -> dict[str, Any]
 
 
 def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
-    """Write a sample for people: its pieces, each with what is given (greyed on a terminal) and what is learned.
-
-    :param title: its heading.
-    :param sample: the result of :func:`sample_as_json`.
-    :return: lines.
-    """
+    """Write the result of :func:`sample_as_json` as lines below a title: its pieces, each with what is given (grey on a terminal) and what is learned."""
     yield f"== {title}, stage {sample['stage']}: {sample['place']}"
     for piece in sample["pieces"]:
         yield (f"-- piece {piece['piece']} of {sample['n_pieces']}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
@@ -168,7 +150,7 @@ def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
 
 
 def _batch_in_words(view: StageView, number: int, batch: Batch) -> str:
-    """Write a batch for people: a line for each piece."""
+    """Write a batch as text: a line for each piece."""
     tokens, learned = sum(len(piece.tokens) for piece in batch.pieces), sum(sum(_flags(piece)) for piece in batch.pieces)
     share = "" if batch.progress is None else f"; {batch.progress:.1%} of the stage is done with it"
     lines = [f"batch {number:,} of stage {view.name}: {len(batch.pieces)} of at most {view.batch_size} pieces, {len(batch.samples)} samples end in it, "

@@ -1,1 +1,1 @@
-"""What is said while a run goes on, and who else hears of it."""
+"""What the user and the callbacks are told of a run."""

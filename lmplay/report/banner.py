@@ -1,4 +1,4 @@
-"""What is said when a run and its stages begin.  Report floor, no torch."""
+"""What the user is told when a run or a stage begins.  Report floor, no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,10 +10,7 @@ from .records import RunStart, StageStart
 
 
 def banner_lines(start: RunStart, versions: Mapping[str, str]) -> list[str]:
-    """Say what a run will do.
-
-    :param versions: of the software; none = leave them and the flags out.
-    """
+    """Say what a run will do; without versions of the software the flags are left out too."""
     there = f"; there are {bytes_in_words(start.memory_there)}" if start.memory_there is not None else ""
     lines = [f"model       {start.experiment}: {start.parameters:,} parameters, {', '.join(f'{name} {value}' for name, value in start.model_args.items())}",
              f"tokenizer   {start.tokenizer}: {start.vocabulary:,} tokens",
@@ -37,7 +34,7 @@ def banner_lines(start: RunStart, versions: Mapping[str, str]) -> list[str]:
 
 
 def banner_fields(start: RunStart) -> dict[str, Any]:
-    """Say the same to programs."""
+    """List the same for programs."""
     return {"experiment": start.experiment, "parameters": start.parameters, "model_args": start.model_args, "tokenizer": start.tokenizer,
             "vocabulary": start.vocabulary, "device": start.device, "precision": start.precision, "compiled": start.compiled,
             "batch_size": start.batch_size, "mini_batch_size": start.mini_batch_size, "checkpoint": str(start.files.model),

@@ -1,6 +1,6 @@
-"""What the model writes while it learns (`--sample-prompts`): at each validation it goes on with the same prompts.  Engine floor.
+"""Completions while training (`--sample-prompts`): at each validation the model continues the same prompts.  Report floor.
 
-NAME_samples.jsonl has a JSON object a line: step, samples, stage, prompt, text.  It follows the checkpoint: what comes after it is written again.
+NAME_samples.jsonl has a JSON object per line: step, samples, stage, prompt, text.  On a resume, lines after the checkpoint's step are removed.
 """
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ from ..tokenizer import Tokenizer
 from ..writing.generation import generate
 from ..writing.sampling import Sampling
 
-# As lmp_generator has it by default.
-_SAMPLING = Sampling(temperature=0.8)
-# Prompts that go through the device side by side.
-_AT_ONCE = 16
+_SAMPLING = Sampling(temperature=0.8)  # the default of lmp_generator
+_AT_ONCE = 16  # prompts in a batch
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Read a prompt a line; an empty line is an empty prompt.
+    """Read the prompts of a text file (UTF-8), one per line, each once; an empty line is an empty prompt.
 
-    :param path: a text file, UTF-8.
-    :return: the prompts, each once.
     :raises UserError: when it cannot be read or has no line.
     """
     try:
@@ -47,13 +43,12 @@ def read_prompts(path: Path) -> list[str]:
 
 @dataclass
 class CompletionWriter:
-    """Lets the model go on with prompts, and appends what it writes to a file.
+    """Lets the model continue prompts, and appends the completions to a file.
 
-    :param prompts: none, and nothing is done.
-    :param path: the file.
-    :param tokens: write no more than so many for each prompt.
-    :param seed: the run's; what is written depends on it, the step and the prompt's place, and draws no random numbers of the training's.
-    :param say: tells the user.
+    :param prompts: an empty list = do nothing.
+    :param tokens: the most for each prompt.
+    :param seed: the run's; completions depend on it, the step and the prompt's number, and use none of the training's random numbers.
+    :param say: warns the user.
     """
 
     prompts: list[str]
@@ -62,14 +57,10 @@ class CompletionWriter:
     seed: int
     say: Callable[[str], None]
     _newest: float = -1  # the step of the newest lines
-    _told: bool = False
+    _warned: bool = False
 
     def begin(self, step: float) -> list[dict[str, Any]]:
-        """Cut the file back.
-
-        :param step: that of the checkpoint; 0 = a new run.
-        :return: what is left in it.
-        """
+        """Cut the file back to the checkpoint's step (0 = a new run), and return the rows that are left."""
         if not self.path.exists():
             return []
         kept, rows = [], []
@@ -87,14 +78,13 @@ class CompletionWriter:
         return rows
 
     def write(self, model: nn.Module, tokenizer: Tokenizer, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
-        """Go on with the prompts.
+        """Continue the prompts.
 
-        :param model: in any mode, which it keeps.
-        :param tokenizer: the model's.
-        :param context_len: the most tokens that it shall read.
+        :param model: its mode (training or evaluation) is kept.
+        :param context_len: the most tokens that the model reads.
         :param step: the optimizer step that it has done.
         :param interrupted: asked before each token.
-        :return: what comes after each prompt; None when interrupted. Empty where there is nothing to do, or it has been done at this step.
+        :return: the completion of each prompt; None when interrupted; empty without prompts, or when this step has completions already.
         """
         if not self.prompts or step == self._newest:
             return []
@@ -121,13 +111,7 @@ class CompletionWriter:
         return [tokenizer.decode(text) for text in new]
 
     def keep(self, texts: list[str], progress: Progress, stage: str) -> list[dict[str, Any]]:
-        """Append what has been written; a file that cannot be written is told of, once.
-
-        :param texts: as :meth:`write` gave them.
-        :param progress: where the run is.
-        :param stage: the stage at work.
-        :return: the lines.
-        """
+        """Append the completions that :meth:`write` returned, and return the rows; a file that cannot be written is one warning."""
         if not texts:
             return []
         self._newest = progress.step
@@ -141,12 +125,12 @@ class CompletionWriter:
         return rows
 
     def _warn(self, error: OSError | MemoryError) -> None:
-        """Tell what is wrong, once."""
-        if not self._told:
+        """Warn once."""
+        if not self._warned:
             self.say(f"WARNING: --sample-prompts: {self.path} lacks what the model writes ({getattr(error, 'strerror', None) or error}); training goes on.")
-        self._told = True
+        self._warned = True
 
 
 def _line(row: dict[str, Any]) -> str:
-    """Write a line of JSON, which no program takes for two."""
+    """Write a line of JSON; other line ends of Unicode are escaped, so that every program reads it as one line."""
     return json.dumps(row, ensure_ascii=False).translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}) + "\n"

@@ -1,6 +1,6 @@
-"""Where what is said goes: standard output (as text, or a JSON object a line) and NAME.log.  Engine floor, no torch.
+"""Messages on standard output (text, or a JSON object per line) and in NAME.log.  Report floor, no torch.
 
-Neither may end a run: a disk that is full, or a reader that has gone away, is told of once where that is possible, and training goes on.
+Neither may end a run: if the disk is full or the reader has gone away, training goes on, with one warning where that is possible.
 """
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..errors import tell
 
 
 class Console:
-    """Says a thing once, wherever it is to be heard; may be called from any thread."""
+    """Prints and logs messages, from any thread.
+
+    :param quiet: print only warnings, errors and what is always shown.
+    :param as_json: print JSON objects: time, level, event, and the event's fields (without any, `text`).
+    """
 
     def __init__(self, quiet: bool = False, as_json: bool = False):
-        """
-        :param quiet: print only what is always shown.
-        :param as_json: print JSON objects: time, level, event, and the fields that belong to it (else `text`).
-        """
         self.bar: Any = None  # the progress line on the terminal, if there is one
         self._quiet, self._as_json = quiet, as_json
-        self._said: list[str] | None = []  # lines until there is a log file; None once there is none any more
+        self._said: list[str] | None = []  # lines until there is a log file; None when it cannot be written
         self._log: Path | None = None
         self._lock = threading.RLock()
 
     def say(self, text: str, event: str = "message", level: str = "info", shown: bool = True, always: bool = False, **fields: Any) -> None:
-        """Say something.
+        """Print and log a message.
 
-        :param text: a line or more; may begin with an empty one.
-        :param event: what it is about, for programs.
+        :param text: one or more lines; may begin with an empty one.
+        :param event: the kind of message, for programs.
         :param level: info, warning or error.
-        :param shown: False = in the log file only (as JSON it is shown).
-        :param always: even when quiet.
-        :param fields: the same, for programs.
+        :param shown: False = as text in the log file only.
+        :param always: print it even when quiet.
+        :param fields: the same facts, for programs.
         """
         with self._lock:
             self._write(text)
@@ -50,10 +50,7 @@ class Console:
                 self._print(text)
 
     def open_log(self, path: Path) -> None:
-        """Write to a log file from here on, behind what it has; what has been said so far is written too.
-
-        :param path: the file.
-        """
+        """Append to a log file from here on; earlier messages are written too."""
         with self._lock:
             self._log, said = path, self._said or []
             self._append("".join(said))
@@ -68,7 +65,7 @@ class Console:
             self._said.append(lines)
 
     def _append(self, lines: str) -> None:
-        """Append to the log file; opened anew each time, so that it may be moved away, and that nothing is lost by a kill."""
+        """Append to the log file; it is opened each time, so that it may be moved, and that a kill loses nothing."""
         if self._said is None or self._log is None:
             return
         try:
@@ -88,12 +85,12 @@ class Console:
 
 
 def _now() -> str:
-    """Give the local time, with its difference from UTC."""
+    """Return the local time, with its difference from UTC."""
     return datetime.fromtimestamp(time.time()).astimezone().isoformat(timespec="seconds")
 
 
 def _finite(value: Any) -> Any:
-    """Write what is no number as null: JSON has no other word for it."""
+    """Replace numbers that are not finite by None: JSON has no word for them."""
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""What would make a run faster, said at its start: only what is known to help here.  Report floor."""
+"""Hints at the start of a run: flags that are known to make it faster here.  Report floor."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,18 +10,18 @@ import torch
 from ..device.machine import cpu_flags
 from ..plan.settings import Settings
 
-# Below these a step's time goes elsewhere than into what a flag would make faster: parameters, steps to come, tokens of a piece.
+# With fewer parameters, steps to come, or tokens in a piece, these flags save little time.
 _LARGE, _MANY_STEPS, _LONG = 20_000_000, 2_000, 512
 _MOST = 2
 
 
-def hints(settings: Settings, device: torch.device, parameters: int, model_args: Mapping[str, Any], longest: int, steps: float) -> list[str]:
+def hints(settings: Settings, device: torch.device, parameters: int, model_args: Mapping[str, Any], longest: int, steps: Callable[[], float]) -> list[str]:
     """Say which flags would make a run faster that is about to begin.
 
-    :param parameters: of the model, their number.
+    :param parameters: number of the model's parameters.
     :param longest: the longest context of the stages, in tokens.
-    :param steps: of the stages at least, as far as their lengths are known.
-    :return: at most two sentences, each beginning with the flag, given or not.
+    :param steps: counts the steps to come at least, by the stages whose lengths are known.
+    :return: at most two sentences, each beginning with the flag.
     """
     typed, large, on_cpu = settings.explicit, parameters >= _LARGE, device.type == "cpu"
     lines = []
@@ -29,7 +29,8 @@ def hints(settings: Settings, device: torch.device, parameters: int, model_args:
         lines.append("--amp computes in bfloat16, for which this device has instructions: less time for matrix products, and less memory")
     if settings.amp and on_cpu and cpu_flags() and not has_bfloat16(device):
         lines.append("--amp: this CPU has no instructions for bfloat16, and a step takes several times as long as without it")
-    if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") and steps >= _MANY_STEPS:
+    if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") \
+            and steps() >= _MANY_STEPS:
         lines.append("--compile-model takes a minute or two at the start, and makes each step faster")
     if on_cpu and not settings.compile_model and "dropout" not in typed and settings.initial_model is None and model_args.get("dropout", 0) \
             and longest >= _LONG:
@@ -38,7 +39,7 @@ def hints(settings: Settings, device: torch.device, parameters: int, model_args:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Tell whether a device multiplies matrices of bfloat16 faster than those of float32; False where that is not known."""
+    """Tell whether a device multiplies bfloat16 matrices faster than float32 ones; False where unknown."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type == "cpu" and not cpu_flags().isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})  # the last is Arm's

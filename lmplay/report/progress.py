@@ -15,7 +15,7 @@ _NAME_CHARACTERS = 24
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where a stage was, and when: the share of it that has been read, and the run's progress."""
+    """A point in time: the share of the stage that had been read, and the run's progress."""
 
     time: float
     share: float | None
@@ -25,24 +25,23 @@ class _Mark:
 class ProgressLine:
     """Follows a run, stage by stage."""
 
-    stage: StageStart
-    """The stage at work."""
+    stage: StageStart  # the current one
 
     def __init__(self) -> None:
         self.validation: float | None = None  # loss of the newest validation in this stage
-        self._losses: dict[str, float] = {}  # running means; of all under the empty name, then by source
+        self._losses: dict[str, float] = {}  # running means by source; that of all under the empty name
         self._own: dict[str, float | None] = {}  # the newest values of the objective's own figures
         self._start = self._here = _Mark(time.monotonic(), None, Progress(0, 0, 0, 0.0))
-        self._first: _Mark | None = None  # after the first step of this run in this stage, which is left out: it is slow
+        self._first: _Mark | None = None  # after this run's first step in this stage, which is slow and not counted
 
     def start_stage(self, stage: StageStart) -> None:
-        """Begin a stage, or go on with it."""
+        """Begin or continue a stage."""
         self.stage, self.validation, self._first, self._own = stage, None, None, {}
-        self._losses = {name: loss for name, loss in self._losses.items() if not name}  # the sources are others now
+        self._losses = {name: loss for name, loss in self._losses.items() if not name}  # the next stage has other sources
         self._start = self._here = _Mark(time.monotonic(), None, stage.progress)
 
     def add(self, step: StepDone) -> None:
-        """Take note of a step."""
+        """Add a step."""
         for name, (loss_sum, n_tokens) in {"": (step.loss_sum, step.n_truth), **step.sources}.items():
             if n_tokens:
                 self._losses[name] = self._losses.get(name, loss_sum / n_tokens) * 0.95 + loss_sum / n_tokens * 0.05
@@ -51,7 +50,7 @@ class ProgressLine:
         self._first = self._first or self._here
 
     def figures(self) -> dict[str, Any]:
-        """Give the figures: losses are running means over about 20 steps."""
+        """Return the figures; losses are running means over about 20 steps."""
         stage_left = self._stage_left()
         return {"loss": self._losses.get("", 0.0), "loss_by_source": {name: loss for name, loss in sorted(self._losses.items()) if name},
                 "validation_loss": self.validation, **self._own,
@@ -59,27 +58,27 @@ class ProgressLine:
                 "stage_seconds_left": stage_left, "plan_seconds_left": self._plan_left(stage_left)}
 
     def text(self) -> str:
-        """Give the figures for people."""
-        said = self.figures()
-        apart = ", ".join(f"{shorten(name, _NAME_CHARACTERS)} {loss:.3f}" for name, loss in said["loss_by_source"].items())
+        """Write the figures for people."""
+        figures = self.figures()
+        apart = ", ".join(f"{shorten(name, _NAME_CHARACTERS)} {loss:.3f}" for name, loss in figures["loss_by_source"].items())
         left = ""
-        if said["stage_seconds_left"] is not None:
-            left = f", {clock(said['stage_seconds_left'])} left"
-            if self.stage.to_come and said["plan_seconds_left"] is not None:
-                left += f" (plan {clock(said['plan_seconds_left'])})"
+        if figures["stage_seconds_left"] is not None:
+            left = f", {clock(figures['stage_seconds_left'])} left"
+            if self.stage.to_come and figures["plan_seconds_left"] is not None:
+                left += f" (plan {clock(figures['plan_seconds_left'])})"
         validation = f", validation {self.validation:.3f}" if self.validation is not None else ""
         own = "".join(f", {name} {value:.3g}" for name, value in self._own.items() if value is not None)
-        return f"loss {said['loss']:.3f}{f' ({apart})' if apart else ''}{validation}{own}, {said['tokens_per_second']:,.0f} tokens/s{left}"
+        return f"loss {figures['loss']:.3f}{f' ({apart})' if apart else ''}{validation}{own}, {figures['tokens_per_second']:,.0f} tokens/s{left}"
 
     def _stage_left(self) -> float | None:
-        """Work out how many seconds the stage will take, by the speed since the first step; None while that is not known."""
+        """Estimate the seconds left in the stage, by the speed since the first step; None while unknown."""
         first, here = self._first, self._here
         if first is None or first.share is None or here.share is None or here.share <= first.share:
             return None
         return (here.time - first.time) * (1 - here.share) / (here.share - first.share)
 
     def _plan_left(self, stage_left: float | None) -> float | None:
-        """Work out how many seconds the plan will take, if a sample or token of the stages to come takes as long as one of this stage."""
+        """Estimate the seconds left in the plan: samples and tokens of later stages take as long as those of this one; None while unknown."""
         if stage_left is None or self._first is None or self.stage.to_come is None:
             return None
         done = {unit: getattr(self._here.progress, unit) - getattr(self._first.progress, unit) for unit in ("samples", "tokens")}
@@ -87,6 +86,6 @@ class ProgressLine:
 
 
 def shorten(text: str, most: int) -> str:
-    """Show the beginning of a text on one line that any terminal can show."""
+    """Cut a text to one line that any terminal can show."""
     text = printable(text[:most + 1].replace("\n", "⏎"))
     return text if len(text) <= most else text[:most - 1] + "…"

@@ -1,4 +1,4 @@
-"""What the report is told of a run: small frozen records, made by :mod:`lmplay.engine.telling`.  Report floor, no torch."""
+"""What the report is told of a run: small frozen records.  Report floor, no torch."""
 from __future__ import annotations
 
 import shlex
@@ -13,7 +13,7 @@ from ..stats.totals import Judged
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where things are: the model file, and the output folder as the user wrote it."""
+    """Paths: the model file, and the output folder as the user wrote it."""
 
     model: Path
     out_dir: str
@@ -30,7 +30,7 @@ class RunFiles:
 
     @property
     def plot_command(self) -> str:
-        """How the statistics are drawn."""
+        """The command that draws the statistics."""
         return f"lmp_plotstats --out-dir {shlex.quote(self.out_dir)}"
 
 
@@ -49,8 +49,8 @@ class StageOutline:
 class RunStart:
     """A run that begins, or goes on.
 
-    `batch_sizes` are those of the stages that are left, each once; `memory_needed` are the bytes for weights, gradients and the optimizers' state,
-    `memory_there` those of the device (None = unknown); `changes` say what is not as it was at the checkpoint, `seconds_left` is the time until the time limit
+    `batch_sizes` are those of the stages that are left, each once. `memory_needed` are the bytes for weights, gradients and the optimizers' state,
+    `memory_there` those of the device (None = unknown). `changes` say what has changed since the checkpoint, `seconds_left` is the time until the time limit
     (None = there is none), and `flags` are those that were typed.
     """
 
@@ -82,9 +82,9 @@ class RunStart:
 class StageStart:
     """A stage that begins, or goes on.
 
-    `progress` is the run's, `samples` are those of the stage that have been trained on, of `total` (None = unknown); `rows` are those of each source (None =
-    endless or unknown); `frozen` counts parameters; `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte
-    (None = unknown); `to_come` are samples and tokens of the stages after this one (None = unknown).
+    `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
+    counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
+    samples and tokens of the stages after this one (None = unknown).
     """
 
     name: str
@@ -107,9 +107,9 @@ class StageStart:
 class StepDone:
     """A step whose figures are known.
 
-    `progress` is the run's after it, `stage_samples` the stage's; `samples` end in the batch; `share` of the stage has been read (None = unknown); `loss_sum`
-    (nats) goes over the batch's `n_truth` tokens to be learned; `sources` say what each source gave to it, where they are told apart, and `own` are the values
-    of the objective's own figures for the progress line.
+    `progress` is the run's after it, `stage_samples` the stage's. `samples` end in the batch. `share` of the stage has been read (None = unknown). `loss_sum`
+    (nats) is over the `n_truth` tokens to be learned; `sources` are the same by source, if there are several. `own` are the objective's own figures for the
+    progress line.
     """
 
     progress: Progress
@@ -149,7 +149,7 @@ class EarlyEnd:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """A stage that is done: its totals, what its sources gave, and, in lines, what of the rows did not become samples (`lost`)."""
+    """A stage that is done: its totals, the share of each source, and lines about rows that gave no sample (`lost`)."""
 
     name: str
     totals: Mapping[str, int]
@@ -162,7 +162,7 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that ends: `peak_memory` in bytes (None = unknown), and how often code was compiled, and how often of these again (None = it is not compiled)."""
+    """A run that ends: `peak_memory` in bytes (None = unknown), and `graphs`, the compilations and recompilations (None = not compiled)."""
 
     files: RunFiles
     progress: Progress
@@ -174,7 +174,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a run stops on request: why, the stage's number (from 1) among all and its name, and the samples and steps done since it was opened."""
+    """A stop on request: the reason, the stage's number (from 1) among all and its name, and the samples and steps of this process."""
 
     reason: str
     number: int

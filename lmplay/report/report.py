@@ -1,4 +1,4 @@
-"""What the user is told while a run goes on: banner, progress, validations, summary.  Report floor.
+"""What the user is told of a run: banner, progress, validations, summary.  Report floor.
 
 On a terminal a tqdm line shows the progress; in a file or a job's output a plain line comes every few seconds.
 """
@@ -23,24 +23,21 @@ from .progress import ProgressLine, shorten
 from .records import RunEnd, RunStart, StageEnd, StageStart, StepDone, Stop, ValidationDone
 from .summary import file_fields, file_lines, result_lines, stage_end_lines
 
-# Seconds between two plain progress lines, and between two printed examples.
-_PLAIN_SECONDS = 10.0
-_EXAMPLE_SECONDS = 20.0
-# Seconds between two updates of the progress line on a terminal.
-_SHOWN_SECONDS = 0.3
+# Seconds between two plain progress lines, two printed examples, and two updates of the progress line on a terminal.
+_PLAIN_SECONDS, _EXAMPLE_SECONDS, _SHOWN_SECONDS = 10.0, 20.0, 0.3
 _EXAMPLE_CHARACTERS = 300
 
 
 class Report:
-    """Speaks to the user, on standard output and in NAME.log; the progress line is on standard error."""
+    """Tells the user, on standard output and in NAME.log; the progress line is on standard error.
+
+    :param command: the command line, which is repeated when the run stops.
+    :param quiet: print warnings, errors and the summary only.
+    :param verbose: print every validation and every save.
+    :param log_json: print JSON objects.
+    """
 
     def __init__(self, command: list[str], quiet: bool = False, verbose: bool = False, log_json: bool = False):
-        """
-        :param command: the command line, to be said again when the run stops.
-        :param quiet: say warnings, errors and the summary only.
-        :param verbose: say every validation and every save.
-        :param log_json: say it as JSON objects.
-        """
         self._command = shlex.join(_to_go_on(command))
         self._console = Console(quiet, log_json)
         self._console.say(f"lmplay {__version__}: {shlex.join(command)}", "command", shown=False, command=command, version=__version__)
@@ -54,7 +51,7 @@ class Report:
         self._console.say(text, level="warning" if text.startswith("WARNING") else "info", always=True)
 
     def failed(self, text: str) -> None:
-        """Put what has ended the run into the log file; the door prints it."""
+        """Log the error that ended the run; the command prints it."""
         self._close_bar()
         self._console.say(text, "failed", "error", shown=False)
 
@@ -116,7 +113,7 @@ class Report:
                           lost=stage.lost, final=stage.final, best=stage.best, ended_early=stage.early is not None)
 
     def grads(self, stage: str, lines: Sequence[str]) -> None:
-        """Say what a look at the gradients found."""
+        """Say what a check of the gradients has found."""
         self._console.say("\n  ".join([f"gradients of stage {stage}:", *(lines or ["all there, none zero, all finite"])]))
 
     def compiled(self, text: str) -> None:
@@ -125,15 +122,15 @@ class Report:
         self._console.say(text, "compiled", "warning" if warning else "info", always=warning)
 
     def saved(self, path: Path) -> None:
-        """Say that a checkpoint was written (in files and job outputs only; on a terminal it would be noise)."""
+        """Say that a checkpoint was written (not on a terminal, unless verbose)."""
         self._console.say(f"saved {path}", "saved", shown=self._console.bar is None or self._verbose, checkpoint=str(path))
 
     def save_failed(self, path: Path, error: OSError) -> None:
-        """Say loudly that a file could not be written."""
+        """Warn that a file could not be written."""
         self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the file before it is whole. The next save tries again.")
 
     def stopped(self, stop: Stop, end: RunEnd, settings: Settings) -> None:
-        """Say what a stopped run has done, where it is, and how to go on."""
+        """Say what a stopped run has done, where its state is, and how to go on."""
         self._close_bar()
         saved, command = end.files.model.exists(), self._command + self._undo(settings)
         lines = [f"\nstopped ({stop.reason}) in stage {stop.number}/{stop.stages}, {stop.stage}, at {counted(end.progress.samples, 'sample')}, "
@@ -144,21 +141,15 @@ class Report:
 
     def stopped_at_once(self, settings: Settings) -> None:
         """Say how to go on after a second request to stop; on standard error."""
-        self._close_bar()
-        text = f"\nlmp_trainer: stopped at once; what was saved before is whole. To go on:\n  {self._command + self._undo(settings)}"
-        self.failed(text)
-        tell(text, sys.stderr)
+        self._fail(f"\nlmp_trainer: stopped at once; what was saved before is whole. To go on:\n  {self._command + self._undo(settings)}")
 
     def unavailable(self, reason: str, saved: bool, settings: Settings) -> None:
-        """Say that something outside has gone away, and how to go on when it is back; on standard error, as all that ends a run early."""
-        self._close_bar()
+        """Say that something outside, such as the hub, has gone away, and how to go on when it is back; on standard error."""
         state = "The state is saved; to go on when it is back:" if saved else "Nothing has been changed; to try again:"
-        text = f"lmp_trainer: {reason}\n{state}\n  {self._command + self._undo(settings)}"
-        self.failed(text)
-        tell(text, sys.stderr)
+        self._fail(f"lmp_trainer: {reason}\n{state}\n  {self._command + self._undo(settings)}")
 
     def weights(self, path: Path | None) -> None:
-        """Say where the weights alone are, if they were asked for."""
+        """Say where the weights are, if --save-weights-only was given."""
         if path is not None:
             self._console.say(f"weights     {path}", "weights", always=True, weights=str(path))
 
@@ -177,14 +168,18 @@ class Report:
     def already_done(self, path: Path, plan: Plan) -> None:
         """Say that there is nothing to do."""
         self._console.say(f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or "
-                          "--reset-history to start anew.",
-                          "already done", always=True, model=str(path), stages=len(plan.stages))
+                          "--reset-history to start anew.", "already done", always=True, model=str(path), stages=len(plan.stages))
 
     def _undo(self, settings: Settings) -> str:
-        """Give the flags that undo what a settings file, not the command line, says of starting anew."""
+        """List the flags that undo what a settings file says about starting anew; on the command line they are left out."""
         undo = [(settings.reset_history, " --no-reset-history"), (settings.ignore_optimizer, " --no-ignore-optimizer"),
                 (settings.resume != "latest", " --resume latest")]
         return "".join(flag for wanted, flag in undo if wanted) if "--use-config" in self._command.replace("_", "-") else ""
+
+    def _fail(self, text: str) -> None:
+        """Log the end of a run, and print it on standard error."""
+        self.failed(text)
+        tell(text, sys.stderr)
 
     def _close_bar(self) -> None:
         """Leave the progress line as it is."""
@@ -194,7 +189,7 @@ class Report:
 
 
 def _to_go_on(command: list[str]) -> list[str]:
-    """Leave out of a command what starts anew or goes back: it must not be done again by those who go on."""
+    """Remove from a command the flags that start anew or go back: going on must not do that again."""
     words, value_of = [], ""
     for word in command:
         name = word.replace("_", "-").partition("=")[0] if word.startswith("--") else ""

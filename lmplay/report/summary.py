@@ -1,4 +1,4 @@
-"""What is said when a stage or a run ends.  Report floor, no torch."""
+"""What the user is told when a stage or a run ends.  Report floor, no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
 
 
 def result_lines(end: RunEnd) -> list[str]:
-    """Say what a run has reached, and what it took."""
+    """Say what a run has reached, and its memory and compilations."""
     lines = []
     if end.best is not None:
         lines.append(f"best validation loss {end.best['loss']:.3f} nats per token at {end.best['samples']:,} samples")
@@ -40,18 +40,18 @@ def result_lines(end: RunEnd) -> list[str]:
 
 
 def file_lines(files: RunFiles) -> list[str]:
-    """Say where the statistics are, and how to look at them."""
+    """Say where the statistics and the log are, and how to draw them."""
     return [f"statistics  {files.folder}", f"log         {files.log}", f"to plot     {files.plot_command}"]
 
 
 def file_fields(end: RunEnd) -> dict[str, Any]:
-    """Say the same to programs."""
+    """List the same for programs."""
     return {"model": str(end.files.model), "statistics": str(end.files.folder), "log": str(end.files.log), "peak_memory_bytes": end.peak_memory,
             "plot": end.files.plot_command}
 
 
 def _describe_source(name: str, said: Mapping[str, Any]) -> str:
-    """Say what a source has given to a stage, and the mean losses at its end."""
+    """Describe a source's part of a stage, and its mean losses at the end."""
     parts = (("epochs", " {:.2f} epochs"), ("train_loss", " loss {:.3f}"), ("validate_loss", " validation {:.3f}"))
     known = "".join("," + form.format(said[key]) for key, form in parts if said[key] is not None)
     return f"{name} {said['samples']:,} samples, {said['tokens']:,} tokens{known}"

@@ -1,4 +1,4 @@
-"""Word accuracy: how many words of the truth were predicted, each at its own place.  Stats floor, no torch."""
+"""Word accuracy: how many words of the truth were predicted at their positions.  Stats floor, no torch."""
 from __future__ import annotations
 
 import numpy as np
@@ -7,11 +7,11 @@ from ..words import WORD
 
 
 def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int, int]:
-    """Count the words of the truth and those of them that were predicted: all tokens that carry a part of the word are right.
+    """Count the words of the truth, and those that were predicted: all tokens with a part of the word are right.
 
-    :param truth: what should be there.
-    :param borders: n + 1 places in it, rising, in half characters: token k goes from borders[k] to borders[k + 1]; odd = inside a character.
-    :param right: for each token whether it was predicted at its place; what follows the n-th (the end token) is no part of a word.
+    :param truth: the text to be predicted.
+    :param borders: (n + 1,) offsets in the text, ascending, in half characters: token k goes from borders[k] to borders[k + 1]; odd = inside a character.
+    :param right: whether each token was predicted; those after the n-th (the end token) belong to no word.
     :return: (right, all) words and punctuation marks.
     """
     words = np.array([match.span() for match in WORD.finditer(truth)], dtype=np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""The table of figures: what is measured while a run goes on, how it is added up, and where it is shown.  Stats floor, no torch."""
+"""The table of figures: what is measured during a run, how it is added up, and where it is shown.  Stats floor, no torch."""
 from __future__ import annotations
 
 import math
@@ -20,14 +20,14 @@ class Progress(NamedTuple):
 
 
 class SourceLoss(NamedTuple):
-    """What a source contributed to a step or validation: sum of the losses (nats) and tokens to be learned."""
+    """A source's part of a step or validation: sum of the losses (nats) and tokens to be learned."""
 
     loss_sum: float
     n_tokens: float
 
 
 class Mark(TypedDict):
-    """Where a run was saved or resumed; seconds are those of training."""
+    """Where a run was saved or resumed (seconds of training)."""
 
     samples: int
     tokens: int
@@ -35,7 +35,7 @@ class Mark(TypedDict):
 
 
 class StageEntry(TypedDict, total=False):
-    """What the statistics say of a stage that has begun: where it begins and ends (or where it is), and the lowest loss that its texts allow."""
+    """A stage in the statistics: where it begins, where it ends (or is now), and the lowest loss that its texts allow."""
 
     name: str
     done: bool
@@ -47,8 +47,8 @@ class StageEntry(TypedDict, total=False):
     to_seconds: float
     floor_nats_per_token: float | None
     floor_bits_per_byte: float | None
-    skipped: dict[str, int]  # rows by the reason for which they gave no sample
-    replaced: dict[str, int]  # `rows` with replaced `characters`, and how many of these
+    skipped: dict[str, int]  # rows that gave no sample, by reason
+    replaced: dict[str, int]  # `rows` with replaced `characters`, and the number of both
 
 
 def mark_of(progress: Progress) -> Mark:
@@ -65,28 +65,28 @@ def begin_entry(name: str, progress: Progress, floor_nats_per_token: float | Non
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the statistics: a column in the files, made from raw values that the rows of a history keep.
+    """A figure of the statistics: a column in the files, computed from raw values that the rows of a history keep.
 
-    An objective of another package declares its own ones with :meth:`lmplay.stats.totals.ModelStats.declare`.
+    An objective of another package declares its own figures with :meth:`lmplay.stats.totals.ModelStats.declare`.
     """
 
     name: str  # of the column
-    title: str  # as inside a sentence
+    title: str  # in lower case, as inside a sentence
     kind: Literal["newest", "sum", "mean"]  # the newest value, the sum over the steps of a row, or the ratio of two sums
-    of: str = ""  # the raw value; "" = called as the figure is
+    of: str = ""  # the raw value; "" = it has the figure's name
     per: str = ""  # of a mean: the sum to divide by
     unit: str = ""  # follows the title in parentheses; "share" = from 0 to 1, shown in percent
     higher_is_better: bool | None = None  # None = neither
     factor: float = 1.0  # a mean is multiplied by it
-    exp: bool = False  # the figure is the exponential function of the mean
-    whole: str = ""  # a mean is known only where `per` is equal to this sum
-    train: bool = True  # stands in the statistics of training
-    validate: bool = True  # stands in the statistics of validation
-    clock: bool = False  # depends on the clock: stands apart in the files
+    exp: bool = False  # the figure is exp(mean)
+    whole: str = ""  # a mean is known only where `per` equals this sum
+    train: bool = True  # a column of training statistics
+    validate: bool = True  # a column of validation statistics
+    clock: bool = False  # depends on the clock: under "clock" in the files
     panel: bool = True  # has panels in the pictures
     chart: bool = True  # has charts in the HTML report
-    log: bool = False  # a log axis helps where the values are far apart
-    progress: bool = False  # of a declared figure: its value for the newest step is in the progress line
+    log: bool = False  # a log axis where the values are far apart
+    progress: bool = False  # a declared figure: the newest step's value is in the progress line
 
     def __post_init__(self) -> None:
         if self.kind not in ("newest", "sum", "mean") or (self.kind == "mean") != bool(self.per):
@@ -95,15 +95,11 @@ class Figure:
 
     @property
     def raw(self) -> tuple[str, ...]:
-        """The names of the raw values that it is made from."""
+        """The names of the raw values that it is computed from."""
         return tuple(name for name in (self.of, self.per, self.whole) if name)
 
     def column(self, rows: Mapping[str, Sequence[Any]]) -> Values:
-        """Derive it from raw values.
-
-        :param rows: a column for each raw value.
-        :return: the column; None where nothing was measured.
-        """
+        """Compute the column from a column for each raw value; None where nothing was measured."""
         if self.kind != "mean":
             return list(rows[self.of])
         per, factor = rows[self.per], self.factor
@@ -115,7 +111,7 @@ class Figure:
 
 _Column = partial(Figure, panel=False, chart=False)
 _Chart = partial(Figure, panel=False)
-# Columns in the files are in this order. So are the raw values in a checkpoint: first the newest ones, then the sums.
+# The order of the columns in the files, and of the raw values in a checkpoint: first the newest ones, then the sums.
 FIGURES = (
     _Column("step", "optimizer step", "newest"),
     _Column("samples", "samples", "newest"),
@@ -149,26 +145,22 @@ def columns_of(kind: str, declared: Iterable[Figure] = (), clock: bool = False) 
 
     :param kind: "train" or "validate".
     :param declared: figures of objectives.
-    :param clock: give those that depend on the clock, instead of the others.
+    :param clock: True = the columns that depend on the clock, False = the others.
     """
     return tuple(figure.name for figure in (*FIGURES, *declared) if getattr(figure, kind) and figure.clock == clock)
 
 
 def values(figures: Iterable[Figure], raw: Mapping[str, float]) -> dict[str, float | None]:
-    """Derive the values of figures from the raw values of one step; None where something is missing."""
+    """Compute figures from the raw values of one step; None where a raw value is missing."""
     return {figure.name: figure.column({name: [raw[name]] for name in figure.raw})[0] if raw.keys() >= {*figure.raw} else None for figure in figures}
 
 
 def describe(figures: Iterable[Figure], kind: str) -> dict[str, dict[str, Any]]:
-    """Describe the figures in a statistics file for programs that do not know them.
-
-    :param figures: the declared ones.
-    :param kind: of the file: "train" or "validate".
-    """
+    """Describe declared figures in a statistics file of a kind ("train" or "validate"), for programs that do not know them."""
     return {figure.name: {key: getattr(figure, key) for key in _DESCRIBED} for figure in figures if getattr(figure, kind)}
 
 
-def described(said: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """Give the figures that a statistics file describes, as far as is needed to draw them."""
+def described(descriptions: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, ...]:
+    """Make the figures that a statistics file describes, with what is needed to draw them."""
     return tuple(Figure(str(name), str(one["title"]), "newest", unit=str(one["unit"]), **{key: one[key] for key in _DESCRIBED[2:]})
-                 for name, one in said.items())
+                 for name, one in descriptions.items())

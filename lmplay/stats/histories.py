@@ -1,4 +1,4 @@
-"""Histories of bounded size: rows of raw values, and the columns that are derived from them.  Stats floor, no torch."""
+"""Histories of bounded size: rows of raw values, and the columns computed from them.  Stats floor, no torch."""
 from __future__ import annotations
 
 import math
@@ -8,40 +8,41 @@ from typing import Any
 
 from .figures import BY_NAME, FIGURES, NEWEST, SUMS, Figure, SourceLoss, Values
 
-# Rows of a history; when they are full, neighbours are merged two by two, and from then on a row holds twice as many steps.
+# At this many rows neighbours are merged two by two, and from then on a row holds twice as many steps.
 MOST_ROWS = 10_000
-# The share of a stage whose mean loss stands for its end.
+# The last share of a stage: its mean loss is the loss at the stage's end.
 _END = 0.1
 NO_SOURCES: Mapping[str, SourceLoss] = MappingProxyType({})
 
 
 class History:
-    """Rows of raw values, merged evenly when there are too many: sums stay exact whatever the merging."""
+    """Rows of raw values, merged evenly when there are too many; sums stay exact."""
 
     def __init__(self, most_rows: int = MOST_ROWS, figures: Iterable[Figure] = ()):
         """
         :param most_rows: an even number.
-        :param figures: further ones, see :meth:`declare`.
+        :param figures: declared ones, see :meth:`declare`.
         """
         self._most_rows = most_rows
         self._stride = 1
         self._open = 0  # steps in the newest row, 0 = it is full
         self.rows: dict[str, list[Any]] = {name: [] for name in NEWEST + SUMS}
-        self.sources: dict[str, dict[str, list[float]]] = {}  # for each source columns beside those of the rows, 0 where it had no part
+        self.sources: dict[str, dict[str, list[float]]] = {}  # for each source its own columns of the same length, 0 where it had no part
         self.declared: dict[str, Figure] = {}
-        self._newest: set[str] = set()  # columns of declared figures that are no sums
-        self._known = {*NEWEST, *SUMS}  # raw values that may be added
+        self._own: dict[str, dict[str, str]] = {}  # of each declared figure: its columns by raw value
+        self._unmeasured: dict[str, int | None] = dict.fromkeys(self.rows, 0)  # what a new row holds; None = the newest value of a declared figure
+        self._known = {*self.rows}  # raw values that may be added
         self.declare(figures)
 
     def __len__(self) -> int:
         return len(self.rows["step"])
 
     def declare(self, figures: Iterable[Figure]) -> None:
-        """Keep the raw values of further figures from here on; what happened before counts as not measured.
+        """Keep the raw values of more figures from here on; in the rows before they are not measured.
 
-        Each figure has columns of its own in the rows, also of raw values that others use: it may be measured in some stages only.
+        Each figure has its own columns, even for raw values that other figures use: it may be measured in some stages only.
 
-        :raises ValueError: where a figure of that name is made from other raw values.
+        :raises ValueError: for a name whose figure is computed from other raw values.
         """
         for figure in figures:
             before = self.declared.get(figure.name, figure)
@@ -49,17 +50,17 @@ class History:
                 raise ValueError(f"figure {figure.name}: the {figure.kind} of {' / '.join(figure.raw)}, but there is another figure of that name")
             self.declared[figure.name] = figure
             self._known.update(figure.raw)
-            if figure.kind == "newest":
-                self._newest.update(_own(figure).values())
-            for name in _own(figure).values():
-                self.rows.setdefault(name, [self._unmeasured(name)] * len(self))
+            self._own[figure.name] = {name: f"{figure.name}/{name}" for name in figure.raw}
+            for own in self._own[figure.name].values():
+                self._unmeasured[own] = None if figure.kind == "newest" else 0
+                self.rows.setdefault(own, [self._unmeasured[own]] * len(self))
 
     def add(self, sources: Mapping[str, SourceLoss] = NO_SOURCES, /, **raw: float) -> None:
-        """Add the raw values of a step; those left out count as 0. Two additions at one step (a validation at the end of a stage) share a row.
+        """Add the raw values of a step; those left out count as 0. Two additions at one step (as at the end of a stage) share a row.
 
-        :param sources: loss sum and tokens of each source, where they are told apart.
+        :param sources: loss sum and tokens by source, if there are several.
         :param raw: by the names in `NEWEST` and `SUMS`, and those of declared figures.
-        :raises ValueError: where one is unknown, or comes without the other one of its mean.
+        :raises ValueError: for an unknown name, and for a mean of which only one value is given.
         """
         if unknown := raw.keys() - self._known:
             raise ValueError(f"unknown figure {', '.join(sorted(unknown))}: known are {', '.join(sorted(self._known))}; others must be declared")
@@ -72,7 +73,7 @@ class History:
             if len(self) >= self._most_rows:
                 self._merge()
             for name, values in self.rows.items():
-                values.append(self._unmeasured(name))
+                values.append(self._unmeasured[name])
             for columns in self.sources.values():
                 for values in columns.values():
                     values.append(0)
@@ -82,51 +83,46 @@ class History:
             self.rows[name][-1] += raw.get(name, 0)
         for figure in measured:
             if all(math.isfinite(raw[name]) for name in figure.raw):
-                for name, own in _own(figure).items():
-                    self.rows[own][-1] = raw[name] if own in self._newest else self.rows[own][-1] + raw[name]
+                for name, own in self._own[figure.name].items():
+                    self.rows[own][-1] = raw[name] if figure.kind == "newest" else self.rows[own][-1] + raw[name]
         for source, sums in sources.items():
-            columns = self.sources.setdefault(source, {name: [0] * len(self) for name in SourceLoss._fields})
+            if source not in self.sources:
+                self.sources[source] = {name: [0] * len(self) for name in SourceLoss._fields}
             for name, value in zip(SourceLoss._fields, sums, strict=True):
-                columns[name][-1] += value
+                self.sources[source][name][-1] += value
         self._open = (self._open + 1) % self._stride
 
     def columns(self) -> dict[str, Values]:
-        """Derive the columns that people read."""
-        declared = {name: figure.column({raw: self.rows[own] for raw, own in _own(figure).items()}) for name, figure in self.declared.items()}
+        """Compute the columns that people read."""
+        declared = {name: figure.column({raw: self.rows[own] for raw, own in self._own[name].items()}) for name, figure in self.declared.items()}
         return {figure.name: figure.column(self.rows) for figure in FIGURES} | declared
 
     def source_losses(self, source: str) -> Values:
-        """Derive the column of a source's losses; None in rows where it had no part."""
-        if source not in self.sources:
-            return [None] * len(self)
-        return BY_NAME["loss"].column(self.sources[source])
+        """Compute the column of a source's losses; None in rows where it had no part."""
+        return BY_NAME["loss"].column(self.sources[source]) if source in self.sources else [None] * len(self)
 
     def loss_at_end(self, source: str) -> float | None:
-        """Give a source's mean loss over the newest tenth of the rows; None where it had no part in them."""
+        """Return a source's mean loss over the newest tenth of the rows; None where it had no part in them."""
         newest = slice(-max(1, math.ceil(_END * len(self))), None)
         loss_sum, n_tokens = (sum(self.sources.get(source, {}).get(name, [])[newest]) for name in SourceLoss._fields)
         return loss_sum / n_tokens if n_tokens else None
 
     def state(self) -> dict[str, Any]:
-        """Give all of it as plain values."""
+        """Return everything as plain values."""
         return {"stride": self._stride, "open": self._open, "rows": _copy(self.rows),
                 "sources": {source: _copy(columns) for source, columns in self.sources.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` says; figures must have been declared before."""
+        """Take over a `state`; figures must have been declared before."""
         self._stride, self._open = state["stride"], state["open"]
         rows = len(state["rows"]["step"])
-        self.rows = {name: list(state["rows"].get(name, [self._unmeasured(name)] * rows)) for name in self.rows}  # older files lack the newest columns
+        self.rows = {name: list(state["rows"].get(name, [fill] * rows)) for name, fill in self._unmeasured.items()}  # older files lack some columns
         self.sources = {source: _copy(columns) for source, columns in state.get("sources", {}).items()}
-
-    def _unmeasured(self, name: str) -> float | None:
-        """Give what a row holds of a raw value that was not measured."""
-        return None if name in self._newest else 0
 
     def _merge(self) -> None:
         """Merge rows two by two."""
         for name, values in self.rows.items():
-            if name in self._newest:
+            if self._unmeasured[name] is None:
                 self.rows[name] = [a if b is None else b for a, b in zip(values[::2], values[1::2], strict=True)]
             else:
                 self.rows[name] = values[1::2] if name in NEWEST else _add_pairs(values)
@@ -136,16 +132,11 @@ class History:
         self._stride *= 2
 
 
-def _own(figure: Figure) -> dict[str, str]:
-    """Name the columns that a declared figure has in the rows, by its raw values."""
-    return {name: f"{figure.name}/{name}" for name in figure.raw}
-
-
 def _copy(columns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Copy columns."""
     return {name: list(values) for name, values in columns.items()}
 
 
 def _add_pairs(values: Sequence[float]) -> list[float]:
-    """Merge rows two by two."""
+    """Add values two by two."""
     return [a + b for a, b in zip(values[::2], values[1::2], strict=True)]

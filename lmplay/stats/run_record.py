@@ -1,4 +1,4 @@
-"""What a run knows of its past: its statistics and those of its stages, where it was resumed and saved, and its clock.  Stats floor, no torch."""
+"""The past of a run: its statistics and those of its stages, where it was resumed and saved, and its clock.  Stats floor, no torch."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -15,21 +15,17 @@ from .writing import write_stats
 class RunRecord:
     """The part of a checkpoint from which the statistics files are written; plain values, so that a copy can be written while training goes on."""
 
-    stats: ModelStats = field(default_factory=ModelStats)
-    """Of the whole run."""
+    stats: ModelStats = field(default_factory=ModelStats)  # of the whole run
     stage_stats: dict[str, ModelStats] = field(default_factory=dict)
-    stages: list[StageEntry] = field(default_factory=list)
-    """Those that have begun, in order."""
+    stages: list[StageEntry] = field(default_factory=list)  # those that have begun, in order
     resumes: list[Mark] = field(default_factory=list)
     saves: list[Mark] = field(default_factory=list)
-    seconds: float = 0.0
-    """Of training, without validations and saves."""
-    peak_memory: int | None = None
-    """The most bytes that were in use; None = unknown."""
+    seconds: float = 0.0  # of training, without validations and saves
+    peak_memory: int | None = None  # the most bytes in use; None = unknown
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """How far the run is: steps, samples, tokens and seconds."""
         totals = self.stats.totals
         return Progress(totals["total_train_steps"], totals["total_train_samples"], totals["total_train_tokens"], self.seconds)
 
@@ -43,12 +39,12 @@ class RunRecord:
         self.stages.append(begin_entry(name, self.progress, floors["floor_nats_per_token"], floors["floor_bits_per_byte"]))
 
     def reach(self) -> None:
-        """Note that the stage at work has come as far as the run."""
+        """Set the end of the current stage to the run's progress."""
         entry = self.stages[-1]
         _, entry["to_samples"], entry["to_tokens"], entry["to_seconds"] = self.progress
 
     def note_resume(self) -> None:
-        """Note that the run goes on here."""
+        """Note that the run is resumed here."""
         self.resumes.append(mark_of(self.progress))
 
     def note_save(self) -> None:
@@ -56,17 +52,11 @@ class RunRecord:
         add_save(self.saves, mark_of(self.progress))
 
     def note_memory(self, peak: int | None) -> None:
-        """Take note of the most bytes in use up to here."""
+        """Note the most bytes in use up to here; None = unknown."""
         self.peak_memory = max((value for value in (self.peak_memory, peak) if value is not None), default=None)
 
     def write(self, folder: Path, name: str, experiment: str) -> None:
-        """Write the statistics files of the run, and of the newest stage.
-
-        :param folder: the output folder.
-        :param name: the run's.
-        :param experiment: of its model.
-        :raises OSError: when they cannot be written.
-        """
+        """Write the statistics files of the run and of its newest stage into the output folder; raises OSError when they cannot be written."""
         write_stats(folder, name, experiment, None, self.stats, self.stages, self.resumes, self.stage_stats, self.saves, self.peak_memory)
         if self.stages:
             entry = self.stages[-1]
@@ -76,14 +66,14 @@ class RunRecord:
                         peak_memory=self.peak_memory)
 
     def state(self) -> dict[str, Any]:
-        """Give all of it as plain values; the names are those in files of all versions."""
+        """Return everything as plain values, under the names that files of all versions have."""
         return {"stats": self.stats.state(), "step_stats": {name: stats.state() for name, stats in self.stage_stats.items()},
                 "stages": [dict(stage) for stage in self.stages],
                 "clock": {"seconds": self.seconds, "resumes": [dict(mark) for mark in self.resumes], "saves": [dict(mark) for mark in self.saves],
                           "peak_memory": self.peak_memory}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` says."""
+        """Take over a `state`."""
         self.stats.restore(state["stats"])
         for name, stats in state["step_stats"].items():
             self.stage_stats[name] = ModelStats()

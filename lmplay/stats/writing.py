@@ -1,7 +1,7 @@
 """The statistics files.  Stats floor, no torch.
 
-The trainer only ever writes them, from what is in the checkpoint, so after any crash the files follow the checkpoint. Everything that depends on the
-clock stands apart in them, under "clock".
+The trainer writes them from what is in the checkpoint and never reads them, so after any crash they follow the checkpoint. All that depends on the clock
+is under "clock".
 """
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from ..files import write_text
 from .figures import CLOCK_COLUMNS, Mark, StageEntry, columns_of, describe
@@ -24,24 +23,19 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
     """Write the two JSON files of a run, or of a stage.
 
     :param folder: the output folder.
-    :param model: name of the run: the model file's, without its suffix.
-    :param experiment: name of the experiment.
-    :param stage: the stage's name; None for the whole run.
-    :param stats: what to write.
+    :param model: the run's name: that of the model file, without suffix.
+    :param stage: the stage's name; None = the whole run.
     :param stages: an entry for each stage that has begun.
-    :param resumes: where the run was resumed.
     :param by_stage: of a whole run the statistics of its stages: their sources are listed as STAGE/SOURCE.
-    :param saves: where it was saved.
-    :param peak_memory: the most bytes that the run has had in use up to here, None = not known.
+    :param peak_memory: the most bytes in use up to here; None = unknown.
     """
     prefix = model if stage is None else f"{model}_step_{stage}"
     for kind, history in (("train", stats.train), ("validate", stats.validate)):
         columns, figures = history.columns(), describe(stats.figures, kind)
         clock = {name: columns[name] for name in (*CLOCK_COLUMNS, *(figure.name for figure in stats.figures if figure.clock))}
         times = [{key: value for key, value in entry.items() if key in _CLOCK_KEYS} for entry in stages]
-        sources: dict[str, dict[str, Any]] = {f"{part}/{name}": said for part, inner in by_stage.items() for name, said in inner.describe_sources().items()}
-        for name, said in stats.describe_sources().items():
-            sources[name] = {**said, "columns": {"loss": history.source_losses(name)}}
+        sources = {f"{part}/{name}": known for part, inner in by_stage.items() for name, known in inner.describe_sources().items()}
+        sources |= {name: {**known, "columns": {"loss": history.source_losses(name)}} for name, known in stats.describe_sources().items()}
         write_text(folder / f"{prefix}_{kind}_stats.json", json.dumps({
             "format": FORMAT, "kind": kind, "model": model, "experiment": experiment, "stage": stage,
             "totals": dict(stats.totals), "best": stats.best, "final": stats.final,

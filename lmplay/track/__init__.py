@@ -1,4 +1,1 @@
-"""Who else hears of a run: trackers and other people's callbacks, behind one small interface.  Stats floor, no torch.
-
-Each tracker's library is imported when it is asked for.
-"""
+"""Trackers and callbacks of users, behind one small interface; a tracker's library is imported when it is asked for.  Stats floor, no torch."""

@@ -1,4 +1,4 @@
-"""A tracker in a thread of its own: whatever it does, training goes on.  Stats floor."""
+"""A tracker in its own thread: whatever it does, training goes on.  Stats floor."""
 from __future__ import annotations
 
 import queue
@@ -9,20 +9,19 @@ from typing import Any
 
 from .callback import Callback, Forwarding
 
-# Calls that may wait for a slow tracker; at more, the tracker is given up.
+# With more calls waiting than this, a slow tracker is given up.
 _MOST_WAITING = 10_000
-# Seconds that a tracker may take to finish at the end of the run, and when the run is stopped: then somebody waits.
+# Seconds that a tracker may take to finish at the end of the run, and when the run is stopped: then a user waits.
 _PATIENCE, _PATIENCE_STOPPED = 60.0, 20.0
 
 
 class Background(Forwarding):
-    """Calls a tracker from a thread, in order; a tracker that fails or hangs is given up, and the user is told once."""
+    """Calls a tracker from a thread, in order; one that fails or hangs is given up, with one warning."""
 
     def __init__(self, name: str, tracker: Callback, say: Callable[[str], None], patience: float = _PATIENCE, most_waiting: int = _MOST_WAITING):
         """
-        :param name: what the user calls the tracker.
-        :param tracker: does the work.
-        :param say: tells the user.
+        :param name: of the tracker, for the warning.
+        :param say: warns the user.
         :param patience: seconds to wait at the end.
         :param most_waiting: calls that may wait.
         """
@@ -34,20 +33,20 @@ class Background(Forwarding):
         self._thread.start()
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """See :class:`Callback`; waits until all has been written, but not for ever."""
+        """Wait until everything has been written, but no longer than `patience`."""
         super().end(status, pictures)
-        self._pass(None)
+        self._put(None)
         patience = self._patience if status == "done" else min(self._patience, _PATIENCE_STOPPED)
         self._thread.join(0 if self._given_up else patience)
         if self._thread.is_alive():
             self._give_up(f"has not finished within {patience:g} s")
 
-    def _tell(self, what: str, *heard: Any) -> None:
-        """Put a call of the tracker in the queue."""
-        self._pass(lambda: getattr(self._tracker, what)(*heard))
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Put a call of the tracker into the queue."""
+        self._put(lambda: getattr(self._tracker, method)(*arguments))
 
-    def _pass(self, call: Callable[[], None] | None) -> None:
-        """Put a call, or the end, in the queue."""
+    def _put(self, call: Callable[[], None] | None) -> None:
+        """Put a call, or the end (None), into the queue."""
         if self._given_up:
             return
         try:
@@ -56,7 +55,7 @@ class Background(Forwarding):
             self._give_up("hangs")
 
     def _work(self) -> None:
-        """Do the calls, in the thread."""
+        """Make the calls, in the thread."""
         while (call := self._calls.get()) is not None and not self._given_up:
             try:
                 call()
@@ -66,7 +65,7 @@ class Background(Forwarding):
                 return
 
     def _give_up(self, reason: str) -> None:
-        """Leave the tracker alone from now on."""
+        """Call the tracker no more."""
         if not self._given_up:
             self._given_up = True
             self._say(f"WARNING: --track {self._name} {reason}; training goes on without it.")

@@ -1,4 +1,4 @@
-"""`--track csv`: a row a step and a row a validation, in two files that any program reads.  Stats floor."""
+"""`--track csv`: a row for each step and each validation, in two files that any program reads.  Stats floor."""
 from __future__ import annotations
 
 import csv
@@ -12,10 +12,9 @@ from .callback import Callback, RunInfo, past_rows
 
 
 class CsvTracker(Callback):
-    """Writes NAME_train.csv and NAME_validate.csv; when the run goes on, they are made to agree with its checkpoint first."""
+    """Writes NAME_train.csv and NAME_validate.csv; on a resume it first makes them agree with the checkpoint."""
 
     def start(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._tables = {kind: _Table(run.folder / f"{run.name}_{kind}.csv", run.step) for kind in ("train", "validate")}
         newest = {kind: table.newest for kind, table in self._tables.items()}
         past = [("train", row) if kind == "train" else ("validate", {**row, "final": int(kind != "validation")}) for kind, row in past_rows(run)]
@@ -24,28 +23,21 @@ class CsvTracker(Callback):
                 self._tables[kind].add(row)
 
     def train(self, figures: dict[str, Any]) -> None:
-        """See :class:`Callback`."""
         self._tables["train"].add(figures)
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """See :class:`Callback`."""
         self._tables["validate"].add({**figures, "final": int(final)})
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """See :class:`Callback`."""
         for table in self._tables.values():
             table.close()
 
 
 class _Table:
-    """A file of rows; one that lacks a column is written anew with it, on the right, empty in the rows before."""
+    """A CSV file; for a new column it is rewritten, with that column on the right, empty in the rows before."""
 
     def __init__(self, path: Path, step: int):
-        """Leave the rows up to a step.
-
-        :param path: the file; all of it goes when the run starts anew.
-        :param step: of the checkpoint, 0 = a new run.
-        """
+        """Keep the rows up to the checkpoint's step; 0 = a new run, which deletes the file."""
         self._path = path
         self._file: IO[str] | None = None
         self._columns: list[str] = []
@@ -54,10 +46,10 @@ class _Table:
             path.unlink(missing_ok=True)
         if path.exists():
             self._columns, rows = self._read()
-            place = self._columns.index("step") if self._columns else 0
-            rows = [row for row in rows if int(float(row[place])) <= step]
+            column = self._columns.index("step") if self._columns else 0
+            rows = [row for row in rows if int(float(row[column])) <= step]
             self._rewrite(rows)
-            self.newest = int(float(rows[-1][place])) if rows else -1
+            self.newest = int(float(rows[-1][column])) if rows else -1
 
     def add(self, row: dict[str, Any]) -> None:
         """Append a row."""
@@ -78,14 +70,14 @@ class _Table:
         self._file = None
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
-        """Read columns and rows, less a last line that a kill has cut off."""
+        """Read columns and rows, without a last line that a kill has cut off."""
         with open(self._path, encoding="utf-8", newline="") as file:
             text = file.read()
         columns, *rows = [*csv.reader(io.StringIO(text[:text.rfind("\n") + 1], newline=""))] or [[]]
         return columns, rows
 
     def _rewrite(self, rows: Iterable[list[str]]) -> None:
-        """Write columns and rows, which may lack the last columns."""
+        """Write columns and rows; rows may lack the last columns."""
         write_text(self._path, _lines([self._columns, *(row + [""] * (len(self._columns) - len(row)) for row in rows)] if self._columns else []))
 
 

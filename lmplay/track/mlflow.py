@@ -11,20 +11,18 @@ from typing import Any
 
 from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
-# Metrics are sent in groups: each group is a transaction.
-_SECONDS = 5.0
-_MOST = 900  # metrics of a request, by MLflow's own limit of 1000
+_SECONDS = 5.0  # between two requests: each is a transaction
+_MOST = 900  # metrics of a request; MLflow's limit is 1000
 _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
-_LONGEST_KEY = 250  # characters of a metric's name, by MLflow's own limit
+_LONGEST_KEY = 250  # characters of a metric's name, MLflow's limit
 
 
 class MlflowTracker(Tracker):
-    """Logs to one run of experiment `lmplay`, which goes on over resumes; a metric of a step that the store has is not sent again, one that it lacks is."""
+    """Logs to one run of experiment `lmplay`, also over resumes; it sends the metrics that the store lacks."""
 
     wants_pictures = True
 
     def start(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         from mlflow import MlflowClient
         from mlflow.entities import Metric
 
@@ -51,19 +49,17 @@ class MlflowTracker(Tracker):
         self.samples([row for row in run.past.get("samples", []) if _file(row["step"]) not in there])
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
-        """See :class:`Callback`."""
         for step, text in samples_by_step(rows).items():
             self._client.log_text(self._run, text, _file(step))
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """See :class:`Callback`."""
         self._send()
         for picture in pictures:
             self._client.log_artifact(self._run, str(picture))
         self._client.set_terminated(self._run, {"done": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
-        """Take what was measured and is not there yet."""
+        """Queue what the store lacks."""
         step, now = int(figures["step"]), int(time.time() * 1000)
         for name, value in figures.items():
             key = _allowed(f"{kind}/{name}")
@@ -73,14 +69,14 @@ class MlflowTracker(Tracker):
             self._send()
 
     def _newest(self, key: str) -> int:
-        """Give the newest step of a metric in the store when the run began or went on."""
+        """Return the newest step of a metric in the store when the run began or went on."""
         if key not in self._sent:
             history = self._client.get_metric_history(self._run, key)
             self._sent[key] = max((metric.step for metric in history), default=-1)
         return self._sent[key]
 
     def _send(self) -> None:
-        """Send what waits."""
+        """Send the queue."""
         while self._waiting:
             self._client.log_batch(self._run, metrics=self._waiting[:_MOST])
             del self._waiting[:_MOST]
@@ -88,10 +84,10 @@ class MlflowTracker(Tracker):
 
 
 def _file(step: int) -> str:
-    """Name the artifact of what was written at a step."""
+    """Name the artifact with the completions of a step."""
     return f"samples/step_{step:09}.txt"
 
 
 def _allowed(key: str) -> str:
-    """Make a name that MLflow takes: sources are named by anything."""
+    """Make a name that MLflow accepts; sources may have any name."""
     return posixpath.normpath(re.sub(r"[^\w\-. /]", "_", key).replace("..", "__"))[:_LONGEST_KEY]

@@ -12,7 +12,7 @@ from ..errors import UserError, nearest
 from .background import Background
 from .callback import Callback, Callbacks
 
-# What each is called, the class, and the package it needs, which is an extra of ours of the same name.
+# Name, class, and the package that it needs, which is also the name of our extra.
 TRACKERS = {"csv": ("csv_file:CsvTracker", None), "tensorboard": ("tensorboard:TensorBoardTracker", "tensorboard"),
             "wandb": ("wandb:WandbTracker", "wandb"), "mlflow": ("mlflow:MlflowTracker", "mlflow")}
 
@@ -20,36 +20,33 @@ TRACKERS = {"csv": ("csv_file:CsvTracker", None), "tensorboard": ("tensorboard:T
 def open_callbacks(track: str | None, callback: str | None, say: Callable[[str], None]) -> Callbacks:
     """Make the trackers and callbacks of a run.
 
-    :param track: names of trackers with commas between them (`--track`).
-    :param callback: ``module:Class`` of other callbacks, with commas between them (`--callback`).
-    :param say: tells the user when a tracker is given up.
+    :param track: names of trackers, separated by commas (`--track`).
+    :param callback: ``module:Class`` of callbacks, separated by commas (`--callback`).
+    :param say: warns the user when one is given up.
     :return: all of them as one.
-    :raises UserError: for each that is not there.
+    :raises UserError: naming all that cannot be made.
     """
     members: dict[str, Callback] = {}
     faults: list[str] = []
-    for name in _listed(track):
-        try:
-            members[name] = Background(name, _tracker(name), say)
-        except UserError as error:
-            faults += error.faults
-    for name in _listed(callback):
-        try:
-            members[name] = _imported(name)
-        except UserError as error:
-            faults += error.faults
+    makers: tuple[tuple[str | None, Callable[[str], Callback]], ...] = ((track, lambda name: Background(name, _tracker(name), say)), (callback, _imported))
+    for names, make in makers:
+        for name in _listed(names):
+            try:
+                members[name] = make(name)
+            except UserError as error:
+                faults += error.faults
     if faults:
         raise UserError(*faults)
     return Callbacks(members, say)
 
 
 def _listed(names: str | None) -> list[str]:
-    """Split a list of names."""
+    """Split a list of names, each once."""
     return list(dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip()))
 
 
 def _tracker(name: str) -> Callback:
-    """Make a tracker of ours."""
+    """Make one of our trackers."""
     if name not in TRACKERS:
         raise UserError(f"--track {name}: there is no such tracker.{nearest(name, TRACKERS)} There are: {', '.join(TRACKERS)}.")
     target, package = TRACKERS[name]
@@ -61,15 +58,15 @@ def _tracker(name: str) -> Callback:
 
 
 def _imported(name: str) -> Callback:
-    """Make a callback of somebody else's."""
+    """Make a user's callback."""
     module, colon, kind = name.partition(":")
     if not colon or not module or not kind:
         raise UserError(f"--callback {name}: allowed is module:Class, such as my_callbacks:Alarm.")
-    if os.getcwd() not in sys.path:  # the command lmp_trainer does not look there by itself
+    if os.getcwd() not in sys.path:  # the command lmp_trainer does not search it by itself
         sys.path.append(os.getcwd())
     try:
         made: Any = getattr(importlib.import_module(module), kind)()
-    except Exception as error:  # whatever an outside module does on import, the user must learn whose fault it is
+    except Exception as error:  # a user's module may raise anything
         raise UserError(f"--callback {name}: cannot be made ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
     if not isinstance(made, Callback):
         raise UserError(f"--callback {name}: is no lmplay.track.callback.Callback; make it a subclass.")

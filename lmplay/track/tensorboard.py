@@ -11,12 +11,11 @@ from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 
 class TensorBoardTracker(Tracker):
-    """Writes an event file under <out-dir>/tensorboard/NAME; a resume writes it anew up to its checkpoint, so that it never holds a step twice."""
+    """Writes an event file under <out-dir>/tensorboard/NAME; a resume rewrites it up to the checkpoint, so that no step is in it twice."""
 
     wants_pictures = True
 
     def start(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -26,7 +25,7 @@ class TensorBoardTracker(Tracker):
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = EventFileWriter(str(folder), flush_secs=10)
-        # A TensorBoard that is running forgets what it has read of the older file.
+        # Makes a running TensorBoard forget what it has read from the older file.
         self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
         self._text("settings", json.dumps(run.settings, indent=2))
         self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
@@ -35,12 +34,10 @@ class TensorBoardTracker(Tracker):
         self.samples(run.past.get("samples", []))
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
-        """See :class:`Callback`."""
         for self._step, text in samples_by_step(rows).items():
             self._text("samples", text)
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """See :class:`Callback`."""
         from PIL import Image
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -51,7 +48,7 @@ class TensorBoardTracker(Tracker):
         self._writer.close()
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
-        """Write what was measured, by step; as doubles, so that the values are exactly those of the statistics."""
+        """Write figures as doubles, so that the values are exactly those of the statistics."""
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_DOUBLE
@@ -63,7 +60,7 @@ class TensorBoardTracker(Tracker):
             for name, value in figures.items() if value is not None and name != "step"]))
 
     def _text(self, tag: str, text: str) -> None:
-        """Write a text, for Markdown as it stands."""
+        """Write a text, indented: Markdown shows it unchanged."""
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         self._add(text_pb(tag, textwrap.indent(text, "    ", lambda line: True)))

@@ -10,16 +10,14 @@ from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 
 class WandbTracker(Tracker):
-    """Logs to one run of project `lmplay`, which goes on over resumes.
+    """Logs to one run of project `lmplay`, also over resumes.
 
-    Online, a step that the server has is not sent again. Offline, what a killed run has written of itself cannot be trusted (the writer dies with it), so
-    what has not been synced is written anew.
+    Online, a step that the server has is not sent again. Offline, files of a killed run may be cut off, so what has not been synced is written again.
     """
 
     wants_pictures = True
 
     def start(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         import wandb
 
         parts = list((run.folder / "wandb").glob(f"offline-run-*-{run.identity}*"))
@@ -29,7 +27,7 @@ class WandbTracker(Tracker):
                 shutil.rmtree(part, ignore_errors=True)
         self._run = wandb.init(project="lmplay", id=run.identity, name=run.name, resume="allow", dir=str(run.folder),
                                config={"settings": run.settings, "plan": run.plan}, settings=wandb.Settings(silent=True, console="off"))
-        # Of parts that have been synced by hand we know that they end at a checkpoint or later; the rest is sent.
+        # Parts that were synced by hand end at a checkpoint or later; the rest is sent.
         self._sent = run.step if synced else self._run.step - 1
         self._row: dict[str, Any] = {}
         past = past_rows(run)
@@ -39,12 +37,10 @@ class WandbTracker(Tracker):
                 self._log(kind, row)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
-        """See :class:`Callback`."""
         for step, text in samples_by_step(rows).items():
             self._log("samples", {"step": step, "text": text})
 
     def end(self, status: str, pictures: list[Path]) -> None:
-        """See :class:`Callback`."""
         import wandb
 
         self._send()
@@ -53,7 +49,7 @@ class WandbTracker(Tracker):
         self._run.finish(exit_code=1 if status == "failed" else 0)
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
-        """Put figures to those of the same step: a step is sent once it is complete."""
+        """Collect the figures of a step, which is sent when the next one begins."""
         step = int(figures["step"])
         if self._row and self._row["step"] != step:
             self._send()
@@ -61,7 +57,7 @@ class WandbTracker(Tracker):
                                        for name, value in figures.items() if value is not None and name != "step"}}
 
     def _send(self) -> None:
-        """Send the row at hand."""
+        """Send the collected row."""
         row, self._row = self._row, {}
         if row and row["step"] > self._sent:
             self._run.log(row, step=row["step"])
@@ -69,7 +65,7 @@ class WandbTracker(Tracker):
 
 
 def _page(text: str) -> Any:
-    """Make what wandb shows a text with."""
+    """Make the object with which wandb shows a text."""
     import wandb
 
     return wandb.Html(f"<pre>{escape(text)}</pre>", inject=False)

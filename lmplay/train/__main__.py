@@ -1,4 +1,4 @@
-"""The door `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
+"""The command `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
 from __future__ import annotations
 
 import json
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Train, or do what else the flags ask for.
 
-    :param argv: arguments; None = those of the process, which then ends with this.
-    :return: the exit code: 0 plan complete, 130/143 stopped by Ctrl+C or the terminal / SIGTERM, 75 stopped by a limit or SIGUSR2, or something outside
-        has gone away: run it again, 2 bad input, 1 training failed.
+    :param argv: arguments; None = those of the process, which then ends with this call.
+    :return: the exit code: 0 plan complete; 130/143 stopped by Ctrl+C or the terminal / SIGTERM; 75 stopped by a limit or SIGUSR2, or something outside
+        has gone away: run it again; 2 bad input; 1 training failed.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 0
             return _run(settings, interrupt, arguments)
     except Stopped as stop:
-        if not stop.at_work:  # else it has been said
+        if not stop.at_work:  # else the report has told it
             tell("\nlmp_trainer: stopped before training began; nothing has been changed, and the same command goes on.", sys.stderr)
         return stop.exit_code
     except UserError as error:
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
-    """Answer what needs no torch; for the rest, import the engine."""
+    """Do what needs no torch; for the rest, import the engine."""
     if settings.exp == "list":
         from ..exp import experiments
 
@@ -75,7 +75,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     from ..device.machine import cores_are_taken
 
     # Threads that wait for each other spin for a moment: with a core for each that is faster by a tenth to a quarter, but beside other programs
-    # half as fast as with threads that sleep. Read when torch is loaded, so it is set before.
+    # half as fast as with threads that sleep. The variable must be set before torch is loaded.
     if "OMP_WAIT_POLICY" not in os.environ and cores_are_taken():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     from ..report.report import Report
@@ -147,7 +147,7 @@ def _inspect(path: Path, as_json: bool) -> int:
 
 
 def _check_names(settings: Settings, plan: Plan) -> None:
-    """Refuse what needs no more than a look at the names: experiment and tokenizer."""
+    """Refuse unknown experiments and tokenizers, which needs their names only."""
     from ..exp import get_experiment
     from ..tokenizer import trained_size
 

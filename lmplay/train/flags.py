@@ -1,4 +1,4 @@
-"""The flags of `lmp_trainer`: parser, help and settings files, made from the table `plan.options`.  Door; no heavy imports."""
+"""The flags of `lmp_trainer`: parser, help and settings files, made from the table `plan.options`.  No heavy imports."""
 from __future__ import annotations
 
 import argparse
@@ -15,9 +15,8 @@ from ..plan.settings import Settings
 
 
 def parse(argv: list[str]) -> tuple[Settings, str | None]:
-    """Read a command line, and the settings file it names.
+    """Read a command line, and the settings file it names; flags may be written with - or _.
 
-    :param argv: the arguments; flags may be written with - or _.
     :return: the settings, and the file that --dump-config asks for.
     :raises UserError: when a flag is unknown or its value is not allowed, or flags contradict each other.
     """
@@ -43,10 +42,8 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file (--use-config): an object of flags; it counts as typed, below the command line.
+    """Read a settings file (--use-config), an object of flags: checked values by name, which count as typed, below the command line.
 
-    :param path: a JSON or YAML file.
-    :return: checked values by name.
     :raises UserError: with a line for each wrong key or value.
     """
     content = read_json_or_yaml(path, "settings file")
@@ -71,10 +68,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def write_settings(settings: Settings, path: Path) -> None:
-    """Write the flags that were given as a settings file (--dump-config); in YAML the other ones follow as comments.
+    """Write the typed flags as a settings file (--dump-config): YAML if the path ends in .yaml or .yml, with the other flags as comments, else JSON.
 
-    :param settings: the flags.
-    :param path: written as YAML if it ends in .yaml or .yml, else as JSON.
     :raises UserError: when it cannot be written.
     """
     given, rest = ({flag.name: getattr(settings, flag.name) for flag in FLAGS if (flag.name in settings.explicit) is chosen} for chosen in (True, False))

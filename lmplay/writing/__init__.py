@@ -1,1 +1,1 @@
-"""Writing texts with a model."""
+"""Generating texts with a model."""

@@ -1,4 +1,4 @@
-"""Writing texts with a model, token after token.  Math floor: imports torch, the model floor and the ground floor.
+"""Generating texts with a model, token by token.  Writing floor: imports torch, modules and the ground.
 
 Shapes: B texts, T positions, V vocabulary.
 """
@@ -17,20 +17,18 @@ from .sampling import Sampling, choose
 @torch.no_grad()
 def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, context_len: int, sampling: Sampling, seeds: Sequence[int],
              most_tokens: int, use_cache: bool = True) -> Iterator[list[int | None]]:
-    """Go on with prompts, all at once.
+    """Continue prompts, all at once; puts the model into evaluation mode.
 
-    A text that has become as long as the context is read again from the middle of its last `context_len` tokens on.  What is written of a prompt
-    depends on its seed, not on the other prompts.  The model is put into evaluation mode.
+    When a text is longer than the context, the model goes on with its last `context_len` // 2 tokens.  A completion depends on its prompt's seed, not on the
+    other prompts.
 
-    :param model: see :mod:`lmplay.exp`; with a `cache` in its ``forward`` each token is read once.
-    :param prompts: token ids, at least one each; of a long one the end is read.
-    :param end_id: the token at which a text ends.
-    :param context_len: the most tokens the model can read.
-    :param sampling: how tokens are chosen.
-    :param seeds: one a prompt.
-    :param most_tokens: write at most N of each.
-    :param use_cache: False reads all again for each token (for models without a cache, and to compare).
-    :return: for each step the new token of each text; None once it has ended (the end token itself is not given).
+    :param model: see :mod:`lmplay.exp`; if its ``forward`` has a `cache`, each token is read once.
+    :param prompts: token ids, at least one each; only the end of a long one is read.
+    :param context_len: the most tokens that the model can read.
+    :param seeds: one for each prompt.
+    :param most_tokens: the most new tokens of each text.
+    :param use_cache: False = read the whole text again for each token (for models without a cache, and to compare).
+    :return: for each step the new token of each text; None once it has ended (the end token itself is left out).
     """
     model.eval()
     device = next(model.parameters()).device
@@ -48,17 +46,17 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, co
 
 
 class _Writer:
-    """Texts that grow by a token at a time, and the logits of the next."""
+    """Texts that grow by one token at a time, and the logits of the next token."""
 
     def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int]], context_len: int, use_cache: bool, device: torch.device):
         self.texts = [list(prompt) for prompt in prompts]
         self._model, self._context_len, self._use_cache, self._device = model, context_len, use_cache, device
-        self._starts = [max(0, len(text) - context_len) for text in self.texts]  # what the model reads of each text begins here
+        self._starts = [max(0, len(text) - context_len) for text in self.texts]  # where the model begins to read each text
         self._cache: KeyValueCache | None = None
-        self._read = [0] * len(prompts)  # tokens of each that are in the cache, counted from its start
+        self._read = [0] * len(prompts)  # tokens of each text in the cache, counted from its start
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Put a token to each text."""
+        """Append a token to each text."""
         for text, token in zip(self.texts, tokens, strict=True):
             text.append(token)
         for number, text in enumerate(self.texts):
@@ -67,7 +65,7 @@ class _Writer:
                 self._cache = None
 
     def logits(self) -> Tensor:
-        """Give the logits of the next token (B, V)."""
+        """Return the logits of the next token (B, V)."""
         if self._use_cache and self._cache is None:
             self._cache = KeyValueCache(len(self.texts), self._context_len, self._device)
             self._read = [0] * len(self.texts)

@@ -1,4 +1,4 @@
-"""From logits to the next token.  Math floor: imports torch and the ground floor only.
+"""From logits to the next token.  Writing floor: imports torch only.
 
 Shapes: B texts, V vocabulary, T tokens of a text so far.
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen.  The steps are done in the order of the fields; what is left is drawn from.
+    """How a token is chosen: the fields are applied in this order, then a token is drawn from those that are left.
 
-    `repetition_penalty` divides the positive logits of tokens that the text has, and multiplies the negative ones (Keskar et al. 2019, "CTRL"); 1 = off.
-    `temperature` divides the logits; 0 = always the most probable token, and what follows has no effect.
+    `repetition_penalty` divides the positive logits of tokens in the text so far, and multiplies the negative ones (Keskar et al. 2019, "CTRL"); 1 = off.
+    `temperature` divides the logits; 0 = always the most probable token; the fields below have no effect.
     `top_k` keeps the k most probable tokens; 0 = off.
-    `top_p` keeps the fewest tokens whose probabilities come to p (Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"); 1 = off.
+    `top_p` keeps the fewest tokens whose probabilities sum to at least p (Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"); 1 = off.
     `min_p` keeps tokens at least min_p times as probable as the most probable one (Nguyen et al. 2024, "Turning Up the Heat"); 0 = off.
     """
 
@@ -32,9 +32,8 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
     """Choose a token for each text.
 
     :param logits_BV: of the next token.
-    :param texts: the token ids that each text has so far, its prompt included.
-    :param sampling: how.
-    :param draws_B: a number from [0, 1) a text: the same numbers choose the same tokens, on every device and in every batch.
+    :param texts: the token ids of each text so far, with its prompt.
+    :param draws_B: a number from [0, 1) for each text; the same numbers choose the same tokens, on every device and in every batch.
     :return: token ids (B,), int64.
     """
     logits_BV = logits_BV.float()
@@ -51,7 +50,7 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
 
 
 def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:
-    """Make tokens that a text has less probable."""
+    """Make tokens that are in a text less probable."""
     logits_BV = logits_BV.clone()
     for row, text in zip(logits_BV, texts, strict=True):
         there = torch.tensor(sorted(set(text)), device=row.device)
@@ -61,7 +60,7 @@ def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Ten
 
 
 def _kept(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Give the probabilities after top-k, top-p and min-p, those of tokens that are out as 0."""
+    """Compute the probabilities after top-k, top-p and min-p; 0 for removed tokens."""
     if sampling.top_k:
         least = logits_BV.topk(min(sampling.top_k, logits_BV.shape[1])).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))

@@ -107,7 +107,7 @@ def test_an_interrupted_step_changes_nothing():
 
 def memory_of(model, optimizer):
     """All that a step may change, as copies."""
-    state = optimizer.state_dict()["main"]["state"]
+    state = optimizer.state()["main"]["state"]
     return copy.deepcopy([model.state_dict(), state])
 
 

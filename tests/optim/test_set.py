@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_model import same_bits, small, train
 
+from lmplay.errors import UserError
 from lmplay.optim.groups import parameter_groups
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizers
 
@@ -18,7 +19,7 @@ def test_resume_is_exact_and_needs_no_pickle(name: str) -> None:
     optimizer = build_optimizers(name, model, 0.01, 0.1)
     train(model, optimizer, range(3))
     file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state()}, file)
     train(model, optimizer, range(3, 6))
 
     file.seek(0)
@@ -26,7 +27,7 @@ def test_resume_is_exact_and_needs_no_pickle(name: str) -> None:
     again = small()
     again.load_state_dict(saved["model"])
     resumed = build_optimizers(name, again, 0.5)
-    resumed.load_state_dict(saved["optimizer"])
+    resumed.restore(saved["optimizer"])
     assert not same_bits(model, again)
     train(again, resumed, range(3, 6))
     assert same_bits(model, again)
@@ -40,7 +41,7 @@ def test_state_of_another_device_keeps_the_present_kernel() -> None:
     model.load_state_dict(other.state_dict())
     saved = copy.deepcopy(elsewhere.state_dict())
     untouched = copy.deepcopy(saved["param_groups"])
-    here.load_state_dict({"main": saved})
+    here.restore({"main": saved})
     assert saved["param_groups"] == untouched
     assert [group["fused"] for group in here.param_groups] == [True, True]
     train(other, elsewhere, range(3, 5))
@@ -51,8 +52,8 @@ def test_state_of_another_device_keeps_the_present_kernel() -> None:
 
 def test_state_of_other_groups_is_refused() -> None:
     one_group = torch.optim.AdamW(small().parameters())
-    with pytest.raises(ValueError, match="different number of parameter groups"):
-        build_optimizers("adamw", small(), 0.01).load_state_dict({"main": one_group.state_dict()})
+    with pytest.raises(UserError, match="different number of parameter groups"):
+        build_optimizers("adamw", small(), 0.01).restore({"main": one_group.state_dict()})
 
 
 def test_new_stage() -> None:

@@ -8,7 +8,7 @@ from lmplay.report import hints
 
 
 def hints_of(device="cpu", parameters=30_000_000, steps=20_000, context_len=512, dropout=0.1, **settings):
-    return hints.hints(Settings(**settings, explicit=frozenset(settings)), torch.device(device), parameters, {"dropout": dropout}, context_len, steps)
+    return hints.hints(Settings(**settings, explicit=frozenset(settings)), torch.device(device), parameters, {"dropout": dropout}, context_len, lambda: steps)
 
 
 @pytest.mark.parametrize(("run", "flags"), [

@@ -105,3 +105,37 @@ def test_a_figure_that_was_not_declared_is_an_error(package, tmp_path):
     with pytest.raises(ValueError, match="entropi_sum"):
         main([*package, "--out-dir", "wrong"])
     sys.modules.pop("surer", None)
+
+
+def test_a_loss_over_other_things_than_tokens_is_divided_by_their_number(package, tmp_path):
+    (tmp_path / "site" / "surer.py").write_text(FILE + """
+    def count(self, mini_batch):
+        return len(mini_batch.rows)  # pieces
+""")
+    sys.modules.pop("surer", None)
+    assert main([*package, "--out-dir", "whole", "--lr", "1e-9"]) == 0
+    sys.modules.pop("surer", None)
+    training, validation = (column("whole", kind)["columns"]["loss"][-1] for kind in ("train", "validate"))
+    assert training > 50
+    assert 0.5 < training / validation < 2
+
+
+def test_a_figure_by_a_name_that_is_taken_is_refused(package, tmp_path, capsys):
+    (tmp_path / "site" / "surer.py").write_text(FILE.replace('Figure("entropy"', 'Figure("loss"'))
+    sys.modules.pop("surer", None)
+    assert main([*package, "--out-dir", "wrong"]) == 2
+    sys.modules.pop("surer", None)
+    assert "stage 'two': its objective surer cannot be used here" in capsys.readouterr().err
+
+
+def test_held_out_samples_with_nothing_to_learn_are_no_validation(package, tmp_path, capsys):
+    nothing = "        if 'Say 3' in sample.prompt:\n            return []\n        pieces = cutter"
+    (tmp_path / "site" / "surer.py").write_text(FILE.replace("        pieces = cutter", nothing))
+    write_rows(Path("odd.jsonl"), [{"prompt": f"Say {30 + i % 10}.", "completion": "x"} for i in range(8)])
+    plan = json.loads(Path("plan.json").read_text())
+    plan["two"]["validation"] = {"dataset": "odd.jsonl"}
+    Path("plan.json").write_text(json.dumps(plan))
+    sys.modules.pop("surer", None)
+    assert main([*package, "--out-dir", "odd"]) == 0
+    sys.modules.pop("surer", None)
+    assert "no validation" in capsys.readouterr().out

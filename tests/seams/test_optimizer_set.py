@@ -1,13 +1,19 @@
 """A second optimizer beside the first is one row of a table (lmplay/plan/names.py): 1 file."""
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 
+from lmplay.device.model import DeviceModel
+from lmplay.device.runtime import Runtime
+from lmplay.engine.update import update
+from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
 from lmplay.optim.optimizers import build_optimizers
 from lmplay.plan.names import OPTIMIZERS, Member, OptimizerRow
+from lmplay.plan.settings import Settings
 from lmplay.train.__main__ import main
 
 MIXED = OptimizerRow("mixed", "AdamW for matrices, SGD for the rest", 0.01, (
@@ -55,9 +61,9 @@ def test_each_parameter_has_one_member_and_moves_as_with_that_alone():
 
 
 def test_a_state_of_another_set_is_refused():
-    state = build_optimizers("mixed", make_model(), 0.1).state_dict()
-    with pytest.raises(ValueError, match="the file has matrices, others, this run main"):
-        build_optimizers("adamw", make_model(), 0.1).load_state_dict(state)
+    state = build_optimizers("mixed", make_model(), 0.1).state()
+    with pytest.raises(UserError, match="the file has matrices, others, this run main"):
+        build_optimizers("adamw", make_model(), 0.1).restore(state)
 
 
 @pytest.mark.parametrize("more", [[], ["--amp"]])
@@ -77,3 +83,18 @@ def test_it_trains_saves_and_resumes_exactly(tmp_path, monkeypatch, capsys, more
     assert stored["state_args"] == {"matrices": {"optimizer": "mixed"}, "others": {"optimizer": "mixed"}}
     assert all(stored["state"][name]["state"] for name in ("matrices", "others"))
     capsys.readouterr()
+
+
+def test_a_gradient_that_is_not_finite_in_one_member_updates_none():
+    model, runtime = make_model(), Runtime(Settings(device="cpu"))
+    runtime.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before, optimizers = {name: parameter.clone() for name, parameter in model.named_parameters()}, build_optimizers("mixed", model, 0.1)
+    for step, wrong in ((0, True), (1, False)):
+        give_gradients(model, step)
+        runtime.scaler.scale(torch.zeros(()))  # makes the scale
+        if wrong:
+            model.final_norm.weight.grad.fill_(math.inf)
+        update(DeviceModel(model, model, runtime), optimizers, torch.tensor(1.0), 0.0)
+        moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        assert moved == (set() if wrong else set(before))
+    assert runtime.scaler.get_scale() == 2.0  # lowered once

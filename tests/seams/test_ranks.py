@@ -1,5 +1,6 @@
 """Several ranks are one class (lmplay/device/ranks.py): here 3 members in one process give the sums of one.  1 file."""
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lmplay.exp import build_model, get_experiment
 from lmplay.objectives.next_token import NextToken
 from lmplay.optim.optimizers import build_optimizers
 from lmplay.plan.settings import Settings
+from lmplay.stats.figures import Figure
 from lmplay.tokenizer import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -41,7 +43,7 @@ class Threads(Ranks):
                 parameter.grad = self.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
 
     def any(self, flag):
-        return flag
+        return bool(self.sum(torch.tensor(float(flag))) > 0)
 
 
 def make_model():
@@ -49,33 +51,59 @@ def make_model():
     return build_model(get_experiment("gpt2ish"), vocab_size=BYTES.vocab_size, context_len=64, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0)
 
 
-def do_step(model, batch, ranks):
+class Counting(NextToken):
+    """Has a figure of its own, which every rank must sum, also one without a mini-batch."""
+
+    figures = (Figure("targets", "targets", "sum"),)
+
+    def loss(self, model, mini_batch, head):
+        return replace(super().loss(model, mini_batch, head), figures={"targets": mini_batch.targets_N.sum()})
+
+
+def do_step(model, batch, ranks, interrupted=lambda: False):
     runtime = Runtime(Settings(device="cpu"))
     runtime.ranks = ranks
-    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), NextToken(), batch, 1.0, lambda: False)
+    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), Counting(), batch, 1.0, interrupted)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_members_give_the_sums_and_the_weights_of_one(size):
+def make_batch(mini_batches):
     cutter = Cutter(BYTES, 64)
-    pieces = [piece for i in range(9) for piece in cutter.cut(Sample("", "abcde. " * (1 + i % 7), row=i, source=i % 2))]
+    pieces = [piece for i in range(2 * mini_batches) for piece in cutter.cut(Sample("", "abcde. " * (1 + i % 7), row=i, source=i % 2))]
     batch = TrainBatch(Batch(pieces, {}), collate(pieces, 2), 0, [piece.sample.source for piece in pieces], range(4))
-    assert len(batch.mini_batches) > size
-    single, models, found = make_model(), [make_model() for _ in range(size)], [None] * size
-    expected = do_step(single, batch, Ranks())
+    assert len(batch.mini_batches) == mini_batches
+    return batch
+
+
+def do_together(size, batch, interrupted=lambda rank: False):
+    """Let members do a step, each in a thread; gives their models and sums."""
+    models, found = [make_model() for _ in range(size)], [None] * size
     barrier, values = threading.Barrier(size, timeout=60), [None] * size
 
     def work(rank):
-        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values))
+        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values), lambda: interrupted(rank))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return models, found
+
+
+def test_a_request_that_one_member_hears_stops_all():
+    _, found = do_together(3, make_batch(5), lambda rank: rank == 1)
+    assert found == [None] * 3
+
+
+@pytest.mark.parametrize(("size", "mini_batches"), [(1, 5), (3, 5), (3, 6), (3, 2)])
+def test_members_give_the_sums_and_the_weights_of_one(size, mini_batches):
+    batch, single = make_batch(mini_batches), make_model()
+    expected = do_step(single, batch, Ranks())
+    models, found = do_together(size, batch)
     for model, sums in zip(models, found, strict=True):
         assert float(sums.loss_sum) == pytest.approx(float(expected.loss_sum), rel=1e-6)
         assert float(sums.grad_norm) == pytest.approx(float(expected.grad_norm), rel=1e-5)
         torch.testing.assert_close(sums.source_sums, expected.source_sums)
+        assert float(sums.figures["targets"]) == float(expected.figures["targets"])
         for one, two in zip(model.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)

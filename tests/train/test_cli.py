@@ -8,7 +8,8 @@ import torch
 import yaml
 from helpers import ENVIRONMENT, TINY, sentences, trainer, write_plan, write_rows
 
-from lmplay.plan.settings import Settings, setting_names
+from lmplay.plan import options
+from lmplay.plan.settings import Settings
 from lmplay.train.__main__ import main
 from lmplay.train.flags import FLAGS
 
@@ -38,7 +39,7 @@ def run(capsys, *arguments):
 
 def test_flags_and_defaults_are_frozen():
     assert [flag.name for flag in FLAGS] == list(DEFAULTS)
-    assert {name: getattr(Settings(), name) for name in setting_names()} == DEFAULTS
+    assert {flag.name: getattr(Settings(), flag.name) for flag in options.FLAGS} == DEFAULTS
 
 
 def test_the_optimizers_are_those_there_are():

@@ -70,7 +70,7 @@ def test_a_hub_that_says_nothing_is_asked_once(folder, monkeypatch, streaming):
     monkeypatch.setattr(datasets, "load_dataset_builder", load)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("lmplay.hub._PATIENCE", 0.3)
+        monkeypatch.setattr("lmplay.hub._ANSWER_SECONDS", 0.3)
         with pytest.raises(Unavailable, match="the hub cannot be reached for it"):
             opened("owner/name", folder, streaming=streaming)
         silent.settimeout(20)
