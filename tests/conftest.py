@@ -16,6 +16,7 @@ import gzip
 import sys
 
 import huggingface_hub.constants  # noqa: F401
+import hypothesis
 import pytest
 from helpers import sentences, write_plan, write_rows
 from hub_rows import PARTS, ROWS, as_lines, write_parquet
@@ -24,6 +25,10 @@ from watched import CALLBACKS
 
 from lmplay import hub as hub_module
 from lmplay.data.sources import hub
+
+# How long an example takes says more of what else the machine does than of the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # A shell lets what it runs in the background ignore these, and so would the programs that the tests start and send them to.
 for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
