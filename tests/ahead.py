@@ -18,7 +18,7 @@ CUT = Cutter(BYTES, 64).cut
 
 
 class Texts(IndexedSource):
-    """Rows of so many sentences; one below 1 is a row that is null."""
+    """Rows of N sentences each; where N is below 1, the row is null."""
 
     def __init__(self, sizes):
         self.sizes, self.n_rows, self.name, self.columns, self.fingerprint = sizes, len(sizes), "texts", ("text",), {}

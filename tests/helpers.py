@@ -78,7 +78,7 @@ def compare_runs(left: Path, right: Path) -> list[str]:
 
 
 def stop_after(monkeypatch, steps):
-    """Interrupt the next run after so many steps."""
+    """Interrupt the next run after this number of steps."""
     from lmplay.engine import stage
 
     original, left = stage.train_step, iter(range(steps - 1, -1, -1))

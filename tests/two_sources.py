@@ -8,9 +8,6 @@ from lmplay.train.__main__ import main
 FILE = Path("out_gpt/gpt2ish_model.lmp")
 
 
-
-
-
 def make_plan(poisoned=(), batch_size=5, epochs=1):
     """Write the plan; rows of a.jsonl with these numbers are poisoned."""
     write_rows(Path("a.jsonl"), [{"text": sentences(1) + "#" * (i in poisoned)} for i in range(30)])

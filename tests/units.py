@@ -7,7 +7,7 @@ from lmplay.data.samples import Sample
 
 
 class Given:
-    """Samples whose texts are so many times one sentence that a context of 30 bytes cuts them into as many pieces."""
+    """Samples of N sentences each, which a context of 30 bytes cuts into N pieces."""
 
     progress = None
 

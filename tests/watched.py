@@ -102,4 +102,3 @@ def check(train_rows, validations, finals):
     assert finals["samples"][0][0] in steps  # both validations of this step are there, each by itself
 
 
-

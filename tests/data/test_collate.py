@@ -13,12 +13,12 @@ from lmplay.data.samples import Sample, Turn
 
 
 @given(SIZES.filter(bool), st.integers(1, 7), st.sampled_from([1, 16]), st.just(0) | st.integers(1, 200), st.booleans())
-def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, room, joined):
+def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, token_budget, joined):
     batch = Batcher(Given(sizes), CUT, 20).next()
-    mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29, room, joined)
+    mini_batches = collate(batch.pieces, mini_batch_size, multiple, 29, token_budget, joined)
     assert sorted(number for mini in mini_batches for number, _ in mini.rows) == list(range(len(batch.pieces)))
     for mini in mini_batches:
-        assert mini.n_slots <= room or len(mini.rows) <= (1 if room else mini_batch_size)
+        assert mini.n_slots <= token_budget or len(mini.rows) <= (1 if token_budget else mini_batch_size)
         assert mini.tokens_BT.shape[1] <= 29 or joined
         if joined:
             assert mini.seq_lens == tuple(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
@@ -29,10 +29,10 @@ def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, ro
             piece = batch.pieces[number]
             assert mini.targets_N[where].tolist() == piece.tokens[piece.n_prompt:].tolist()
             assert flat[mini.positions_N[where]].tolist() == piece.tokens[piece.n_prompt - 1:-1].tolist()
-    if room:  # no mini-batch had room for the first piece of the next
+    if token_budget:  # no mini-batch had space for the first piece of the next
         for mini, after in pairwise(mini_batches):
             longest = mini.tokens_BT.shape[1] if not joined else 0
-            assert mini.n_slots + (longest or after.seq_lens[0]) > room
+            assert mini.n_slots + (longest or after.seq_lens[0]) > token_budget
 
 
 @given(st.lists(st.tuples(TEXTS.filter(str.strip), TEXTS.filter(str.strip)), min_size=1, max_size=4), st.integers(SMALLEST_CONTEXT, 90), st.integers(1, 5))

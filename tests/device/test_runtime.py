@@ -36,7 +36,7 @@ def train(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("pack", ["on", "off"])
-def test_mini_batches_have_the_room_that_is_asked_for_and_the_result_stays(train, pack):
+def test_mini_batches_have_the_token_budget_that_is_asked_for_and_the_result_stays(train, pack):
     expected, _ = train("--mini-batch-size", "12", "--pack", "off")
     for room, arguments in ((150, ("--mini-batch-tokens", "150")), (4 * CONTEXT, ())):  # by default that of 4 full pieces
         found, passes = train("--pack", pack, *arguments)

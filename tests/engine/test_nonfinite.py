@@ -40,9 +40,6 @@ pytestmark = pytest.mark.usefixtures("two_sources")
 POISON = ord("#")
 
 
-
-
-
 @pytest.fixture
 def poison(monkeypatch):
     """A model that gives no numbers for a mini-batch with poison in it."""
@@ -101,7 +98,7 @@ def test_a_batch_can_be_skipped(capsys):
     assert all(value.isfinite().all() for value in load(FILE)["model"]["state"].values())
 
 
-def test_a_batch_passed_over_is_as_if_it_had_been_learned_from_without_effect(capsys, monkeypatch):
+def test_a_skipped_batch_is_as_if_it_had_been_learned_from_without_effect(capsys, monkeypatch):
     """The weights are those of a run in which the optimizer is not asked at that step."""
     make_plan([12])
     steps = iter(range(1, 100))
@@ -130,7 +127,7 @@ def test_ten_batches_in_a_row_and_no_more(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("poison", "device")
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_run_that_passes_over_goes_on_as_if_it_had_not_been_stopped(capsys, monkeypatch, every):
+def test_a_run_that_skips_batches_goes_on_as_if_it_had_not_been_stopped(capsys, monkeypatch, every):
     make_plan([3, 4, 12, *range(20, 30)], epochs=2)  # the last batches too
     arguments = ["--on-nonfinite", "skip", "--dropout", 0.1]
     train_on_two(capsys, "--out-dir", "untouched", *arguments)

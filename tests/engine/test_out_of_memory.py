@@ -13,17 +13,14 @@ from lmplay.train.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("two_sources")
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-ROOM = 12 * 27  # of 12 pieces of the two_sources below
-
-
-
+FULL = 12 * 27  # tokens in a mini-batch of 12 of these pieces
 
 
 @pytest.fixture
 def memory(monkeypatch):
-    """A device with room for so many pieces at once, and how many it was given; what is measured before does not count."""
+    """A device with memory for N pieces at once, and how many it was given; what is measured before does not count."""
     forward, given = GPT2ish.forward, []
-    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {FULL: 1.0})
 
     def limited(most, error=OUT_OF_MEMORY):
         def attempt(self, tokens):
@@ -45,16 +42,16 @@ def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, er
     train_on_two(capsys, "--mini-batch-size", 3, "--model", "plain.lmp", "--dropout", 0, "--pack", "off")
     given = memory(4, error)
     text = train_on_two(capsys, "--mini-batch-size", "auto", "--dropout", 0)
-    assert f"out of memory with {ROOM} tokens in a mini-batch: from here on {ROOM // 2};" in text
-    assert f"out of memory with {ROOM // 2} tokens in a mini-batch: from here on {ROOM // 4};" in text
+    assert f"out of memory with {FULL} tokens in a mini-batch: from here on {FULL // 2};" in text
+    assert f"out of memory with {FULL // 2} tokens in a mini-batch: from here on {FULL // 4};" in text
     assert given[:3] == [12, 6, 3]
     assert max(given[2:]) == 3
     expected = weights("plain.lmp")
     for key, value in weights().items():
         assert torch.equal(value, expected[key])  # the same mini-batches: the same bits
-    assert load(FILE)["runner"]["state"]["room"]["tokens"] == ROOM // 4
+    assert load(FILE)["runner"]["state"]["room"]["tokens"] == FULL // 4
     [remembered] = json.loads(Path("out_gpt", budget.FILE).read_text())
-    assert remembered["tokens"] == ROOM // 4
+    assert remembered["tokens"] == FULL // 4
 
 
 def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
@@ -71,7 +68,7 @@ def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
         return hidden
 
     monkeypatch.setattr(GPT2ish, "forward", attempt)
-    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {ROOM: 1.0})
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {FULL: 1.0})
     train_on_two(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
     assert given[:5] == [12, 6, 6, 3, 3]
     assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())

@@ -14,7 +14,7 @@ from lmplay.engine import loop
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 
 
-def test_so_many_steps_and_so_many_samples(two_stages, capsys):
+def test_a_number_of_steps_and_a_number_of_samples(two_stages, capsys):
     text = train_plan(capsys, "--max-steps", 3, code=75)
     assert "--max-steps 3" in text
     assert "in 3 steps of this run" in text

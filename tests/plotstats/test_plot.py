@@ -89,7 +89,7 @@ def test_where_tokens_differ_bits_per_byte_are_compared_and_the_title_warns(tmp_
     assert all(len(title) == rows - 1 for _, title in compared)
 
 
-def test_saves_and_batches_passed_over_are_marked(tmp_path):
+def test_saves_and_skipped_batches_are_marked(tmp_path):
     make_run(tmp_path, resumes=(1000,))
     path = tmp_path / "tiny_train_stats.json"
 
