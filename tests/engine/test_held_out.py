@@ -20,8 +20,9 @@ def test_the_last_validation_is_not_longer_than_its_stage(corpus, capsys):
     assert 64 * 2000 <= rows["n_bytes"][0] <= 64 * 2000 + len(sentences(1000))
 
 
-def held_out(data, samples=3, position=None):
-    return HeldOut(SimpleNamespace(data=data, settings=SimpleNamespace(validation_samples=samples), state=StageState("one", validation_position=position)))
+def held_out(data, samples=3, position=None, prepare=Cutter(BYTES, 64).cut):  # noqa: B008
+    stage = SimpleNamespace(data=data, settings=SimpleNamespace(validation_samples=samples), state=StageState("one", validation_position=position))
+    return HeldOut(stage, prepare)
 
 
 @pytest.fixture
@@ -66,12 +67,12 @@ def test_without_validation_rows_there_is_none(tmp_path):
         assert not found.is_there
         assert found.regular() == found.final() == []
         found.settle()
-        assert found.floors(Cutter(BYTES, 48).cut) == {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+        assert found.floors() == {"floor_nats_per_token": None, "floor_bits_per_byte": None}
 
 
 def test_the_floor_is_what_the_texts_were_drawn_with(tmp_path):
     data = open_stage(tmp_path, {"dataset": "builtin:tales/2", "samples": 100})
-    found = held_out(data).floors(Cutter(BYTES, 64).cut)
+    found = held_out(data).floors()
     stream = data.open_validation()
     samples = [stream.next() for _ in range(32)]
     nats, n_bytes = sum(sample.nats for sample in samples), sum(len(sample.truth.encode()) for sample in samples)
@@ -79,3 +80,8 @@ def test_the_floor_is_what_the_texts_were_drawn_with(tmp_path):
     assert found["floor_nats_per_token"] == pytest.approx(nats / (n_bytes + len(samples)))  # each text has an end token, however many its pieces
     assert found["floor_bits_per_byte"] == pytest.approx(nats / n_bytes / 0.6931471805599453)
     assert pieces > len(samples)
+
+
+def test_samples_with_nothing_to_learn_are_no_validation(data):
+    assert held_out(data).is_there
+    assert not held_out(data, prepare=lambda sample: []).is_there
