@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -166,8 +167,9 @@ class StageData:
         given = shuffle if shuffle is not None and shuffle is not False else None
         seed = given.seed if given is not None and given.seed is not None else self._seed
         buffer = given.buffer if given is not None and given.buffer is not None else DEFAULT_BUFFER
-        # Not by the path of local files: a folder that has been moved has the same rows held out.
-        identity = 0 if opener_of(spec.path).of_files else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
+        # Not by the path of local files: a folder that has been moved has the same rows held out. A `?` (`builtin:tales?seed=1`) counts as a glob, as in the
+        # files of all versions.
+        identity = 0 if opener_of(spec.path).of_files or has_magic(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
 
 
