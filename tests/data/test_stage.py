@@ -96,7 +96,8 @@ def _rows_of(data: StageData) -> list[dict]:
     return source.all if isinstance(source, Flow) else [source[i] for i in range(source.n_rows)]
 
 
-@pytest.mark.parametrize(("path", "held_out"), [("builtin:tales/1?seed=1", [8, 18, 25, 32, 46, 50, 69, 71]), ("builtin:tales/2", [5, 15, 20, 37, 49, 55, 62, 71])])
+@pytest.mark.parametrize(("path", "held_out"), [("builtin:tales/1?seed=1", [8, 18, 25, 32, 46, 50, 69, 71]),
+                                                ("builtin:tales/2", [5, 15, 20, 37, 49, 55, 62, 71])])
 def test_the_rows_that_are_held_out_are_those_of_all_versions(tmp_path, path, held_out):
     """Else a run that goes on would be validated on rows that it has been trained on."""
     stage = Stage.model_validate({"name": "one", "dataset": path, "samples": 10})
