@@ -28,7 +28,9 @@ from lmplay.data.sources import hub
 
 # How long an example takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
+# The same examples each time: whether a change passes the gate must not be luck. New ones are looked for in every other run.
+hypothesis.settings.register_profile("gate", deadline=None, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("LMP_TESTS", "tests"))
 
 # A shell lets what it runs in the background ignore these, and so would the programs that the tests start and send them to.
 for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):

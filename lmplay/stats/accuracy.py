@@ -11,12 +11,13 @@ def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int
 
     :param truth: the text to be predicted.
     :param borders: (n + 1,) offsets in the text, ascending, in half characters: token k goes from borders[k] to borders[k + 1]; odd = inside a character.
-    :param right: whether each token was predicted; those after the n-th (the end token) belong to no word.
+    :param right: whether each token was predicted; the end token (after the n-th, or between two answers) belongs to no word.
     :return: (right, all) words and punctuation marks.
     """
     words = np.array([match.span() for match in WORD.finditer(truth)], dtype=np.int64).reshape(-1, 2)
     wrong_before = np.zeros(len(borders), dtype=np.int64)
-    np.cumsum(~right[:len(borders) - 1], out=wrong_before[1:])
+    end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers, which may stand inside a word of the joined text
+    np.cumsum(~(right[:len(borders) - 1] | end), out=wrong_before[1:])
     first = borders.searchsorted(2 * words[:, 0], "right") - 1
     stop = np.minimum(borders.searchsorted(2 * words[:, 1]), len(borders) - 1)  # a piece may end inside a character
     return int((wrong_before[stop] == wrong_before[first]).sum()), len(words)

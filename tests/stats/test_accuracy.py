@@ -78,6 +78,7 @@ def test_a_model_that_repeats_its_input_is_wrong(tokenizer):
 @pytest.mark.parametrize(("truth", "borders", "right", "expected"), [
     ("the cat sat.", [0, 6, 14, 22, 24], [1, 0, 1, 1], (3, 4)),  # a token has the space before its word
     ("the cat", [0, 6, 14], [1, 1, 0], (2, 2)),  # the end token is no word's
+    ("111", [0, 4, 4, 6], [1, 0, 1, 0], (1, 1)),  # nor is one between two answers
     ("Don't 我喜歡 naïve, 3.5!", [0, 42], [0], (0, 12)),
     ("cats and", [0, 5, 8, 16], [0, 1, 1], (1, 2)),
     ("我喜", [0, 1, 3, 4], [1, 1, 0], (1, 2)),  # the second token has the end of one character and the beginning of the next
