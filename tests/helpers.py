@@ -35,9 +35,10 @@ def write_plan(folder: Path, plan: dict) -> Path:
 
 
 def trainer(*arguments, cwd=None, timeout=120, env=None) -> subprocess.CompletedProcess:
-    """Run lmp_trainer as a user does."""
+    """Run lmp_trainer as a user does, with changes to the environment (None = without)."""
+    environment = {name: value for name, value in {**ENVIRONMENT, **(env or {})}.items() if value is not None}
     return subprocess.run([sys.executable, "-m", "lmplay.train", *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
-                          cwd=cwd, env={**ENVIRONMENT, **(env or {})}, check=False)
+                          cwd=cwd, env=environment, check=False)
 
 
 _ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", ".from_seconds", ".to_seconds")

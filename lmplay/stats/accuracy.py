@@ -16,7 +16,7 @@ def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int
     """
     words = np.array([match.span() for match in WORD.finditer(truth)], dtype=np.int64).reshape(-1, 2)
     wrong_before = np.zeros(len(borders), dtype=np.int64)
-    end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers, which may stand inside a word of the joined text
+    end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers, perhaps inside a word of the joined text
     np.cumsum(~(right[:len(borders) - 1] | end), out=wrong_before[1:])
     first = borders.searchsorted(2 * words[:, 0], "right") - 1
     stop = np.minimum(borders.searchsorted(2 * words[:, 1]), len(borders) - 1)  # a piece may end inside a character

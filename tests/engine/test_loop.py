@@ -132,8 +132,7 @@ def one_thread():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("every", [2, 5])
-def test_a_stop_after_any_step_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys, every):
+def test_a_stop_after_every_few_steps_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys):
     import os
 
     from lmplay.engine import stage
@@ -143,7 +142,7 @@ def test_a_stop_after_any_step_changes_nothing(untouched, curriculum, tmp_path, 
 
     def step_and_signal(*arguments, **options):
         result = original(*arguments, **options)
-        if next(steps) % every == 0:
+        if next(steps) % 4 == 0:
             os.kill(os.getpid(), signal.SIGINT)
         return result
 
@@ -152,5 +151,5 @@ def test_a_stop_after_any_step_changes_nothing(untouched, curriculum, tmp_path, 
     while not codes or codes[-1] != 0:
         codes.append(main(flags(tmp_path, curriculum)))
     assert set(codes) == {0, 130}
-    assert len(codes) > 5
+    assert len(codes) > 50
     assert compare_runs(untouched[0], tmp_path) == []
