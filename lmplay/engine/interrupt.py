@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -65,6 +66,7 @@ class Interrupt:
         # What ignores the end of its terminal (nohup) goes on ignoring it.
         taken = [number for number in (*EXIT_CODES, _SAVE) if number is not None and not (number == _HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
         self._before = {number: signal.signal(number, self._take) for number in taken}
+        self._hook_before, sys.unraisablehook = sys.unraisablehook, self._take_again
         if os.name != "nt":
             self._inbox, self._outbox = os.pipe()
             os.set_blocking(self._outbox, False)
@@ -78,6 +80,7 @@ class Interrupt:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._outbox)  # which ends the watch
+        sys.unraisablehook = self._hook_before
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
 
@@ -176,9 +179,18 @@ class Interrupt:
             return
         name = signal.Signals(number).name
         self.request(code, _NAMES.get(name, name))
+        self._number = number
         if before is not None or self._nothing_to_save or not self.at_work:
             self.is_ending = before is not None or not self.at_work
             raise Stopped(code, self.at_work)
+
+    def _take_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Send a signal once more whose :class:`Stopped` was raised where Python ignores exceptions: in a `__del__`, or the end of an import."""
+        if not isinstance(ignored.exc_value, Stopped):
+            self._hook_before(ignored)
+            return
+        self.exit_code, self.is_ending = None, False
+        threading.Timer(0.01, os.kill, (os.getpid(), self._number)).start()
 
     def _watch(self) -> None:
         """End the process by force when it has been told to end at once and does not: Python hears signals between its own instructions only."""

@@ -167,7 +167,7 @@ def test_a_disk_that_stays_full_ends_the_run(finished, out, tmp_path, monkeypatc
     assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
 
 
-def test_a_stop_after_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
+def test_a_stop_at_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
     """The disk is full at the end of the first stage, and the request to stop comes before the second has begun."""
     original, begin = rotation.save, loop.StageRunner
 
