@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+import warm
 
 from lmplay.train.__main__ import main
 
@@ -38,8 +38,7 @@ def write_plan(folder: Path, plan: dict) -> Path:
 def trainer(*arguments, cwd=None, timeout=120, env=None) -> subprocess.CompletedProcess:
     """Run lmp_trainer as a user does, with changes to the environment (None = without)."""
     environment = {name: value for name, value in {**ENVIRONMENT, **(env or {})}.items() if value is not None}
-    return subprocess.run([sys.executable, "-m", "lmplay.train", *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
-                          cwd=cwd, env=environment, check=False)
+    return warm.run(["-m", "lmplay.train", *map(str, arguments)], timeout=timeout, cwd=cwd, env=environment)
 
 
 _ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", ".from_seconds", ".to_seconds")

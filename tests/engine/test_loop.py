@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, stop_at, trainer, write_plan, write_rows
 
 from lmplay.train.__main__ import main
@@ -87,8 +88,7 @@ def test_a_run_that_is_stopped_and_gone_on_with_ends_as_one_that_was_not(untouch
     dice = random.Random(number)
     stops = []
     for _ in range(30):
-        run = subprocess.Popen([sys.executable, "-m", "lmplay.train", *flags(tmp_path, curriculum)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=ENVIRONMENT)
+        run = warm.Popen(["-m", "lmplay.train", *flags(tmp_path, curriculum)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         for line in run.stdout:
             if line.startswith("== stage"):
                 break
