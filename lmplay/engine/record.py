@@ -137,6 +137,6 @@ def try_to_write_stats(run: Run, record: RunRecord) -> None:
     """
     record.note_memory(peak_memory(run.runtime.device))
     try:
-        record.write(run.out_dir, run.path.stem, run.model.experiment)
+        record.write(run.out_dir, run.model.experiment)
     except OSError as error:
         run.report.save_failed(run.out_dir, error)
