@@ -20,7 +20,7 @@ from ..checkpoints.drift import changes, foreign_sizes
 from ..checkpoints.format import checkpoint_bytes
 from ..checkpoints.lock import Lock
 from ..checkpoints.resume import adopt, choose_state, set_history_aside
-from ..checkpoints.rotation import Found, check_free_space, clean_up
+from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes
@@ -31,7 +31,7 @@ from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
 from ..errors import Unavailable, UserError
-from ..files import check_folder, make_folder, write_text
+from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_optimizers
@@ -45,6 +45,7 @@ from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
 from ..stats.run_record import RunRecord
+from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
@@ -152,6 +153,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     path = settings.model_file(plan)
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
+    _check_places(settings, path, [stage.name for stage in plan.stages])
     with ExitStack() as closing:
         lock = Lock(path, Path(settings.out_dir).expanduser(), [stage.name for stage in plan.stages])
         closing.callback(lock.release)
@@ -159,7 +161,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
         runtime = start_device(settings)
         ahead = outline(settings, plan)
-        check_target(ahead.settings, path)
+        check_target(ahead.settings, path, [stage.name for stage in plan.stages])
         if ahead.stored is not None and ahead.curriculum.is_done:
             _already_done(ahead, report)
             return None
@@ -171,6 +173,22 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         closing.push(partial(_end, run))
         run.closing = closing.pop_all()
         return run
+
+
+def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
+    """Check that nothing but files has the names of the run's files.
+
+    :raises UserError: naming each folder, named pipe, socket or device.
+    """
+    out, name, faults = Path(settings.out_dir).expanduser(), path.stem, []
+    for file in (path, *existing(path, [*stages, *best_names(stages)]), *(file for stage in (None, *stages) for file in stats_files(out, name, stage)),
+                 *(out / f"{name}{rest}" for rest in ("_settings.json", ".log", "_samples.jsonl", "_train.csv", "_validate.csv"))):
+        try:
+            check_is_file(file)
+        except NotAFile as error:
+            faults.append(f"{file}: {error.strerror}, and the run keeps a file of that name. Move it elsewhere, or choose another --model or --out-dir.")
+    if faults:
+        raise UserError(*faults)
 
 
 def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
