@@ -8,10 +8,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import NotAFile, check_folder, check_is_file
+from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings
 from .best import best_names
 from .format import FORMAT, read, stage_file, versions, write
-from .rotation import previous
 
 
 def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
@@ -30,7 +30,8 @@ def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
         raise UserError(f"--save-weights-only {target}: {error.strerror}; give another one.") from None
     real, names = Path(os.path.realpath(target)), ("", *stages, *best_names(stages))
     ours = [Path(os.path.realpath(stage_file(path, name) if name else path)) for name in names]
-    if real in (*ours, *map(Path.resolve, previous(path).values())) or _holds_run(target):
+    reserved = real.parent == ours[0].parent and RESERVED_ENDING.fullmatch(real.stem.removeprefix(f"{ours[0].stem}."))
+    if real in ours or reserved or _holds_run(target):
         what = "the model file itself" if real == ours[0] else "a file of a run"
         raise UserError(f"--save-weights-only {target}: is {what}; give another file.")
     check_folder(target.parent, "folder of --save-weights-only")
