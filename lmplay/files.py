@@ -136,7 +136,10 @@ def make_folder(path: Path, what: str) -> Path:
     :param what: its name in the message of the UserError.
     """
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)  # else a power cut could take the folder away, with all that was synced in it
         probe = path / f".lmplay-{os.getpid()}.tmp"
         probe.touch()
         probe.unlink()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import link_atomic, make_folder
+from ..files import link_atomic, make_folder, sync_folder
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..stats.writing import read_stats
@@ -85,8 +85,12 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
     kept = rotation.free_name(path, "old")
     statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if read_stats(file).get("model") == path.stem]
     others = [folder / f"{path.stem}_{rest}" for rest in ("settings.json", "samples.jsonl", "train.csv", "validate.csv")]
-    for file in [*statistics, *(other for other in others if other.exists())]:
-        file.rename(make_folder(folder / kept.stem, "folder of old statistics") / file.name)
+    moved = [*statistics, *(other for other in others if other.exists())]
+    if moved:
+        old = make_folder(folder / kept.stem, "folder of old statistics")
+        for file in moved:
+            file.rename(old / file.name)
+        sync_folder(old)
     return rotation.set_aside(path, names)
 
 

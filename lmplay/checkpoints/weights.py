@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import NotAFile, check_folder, check_is_file
+from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings
 from .best import best_names
@@ -45,7 +45,7 @@ def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
     target = _target(settings)
     if target is not None:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent, "folder of --save-weights-only")
             write(target, {"format": FORMAT, "versions": versions(), "model": model})
         except OSError as error:
             raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None

@@ -55,7 +55,7 @@ class Recorder:
     def record(self, batch: TrainBatch, sums: StepSums) -> None:
         """Take note of a step that has been done: counts now, its numbers when they have come."""
         now = time.perf_counter()
-        step_seconds, self._mark = now - self._mark, now
+        step_seconds, self._mark = max(now - self._mark, 0.0), now  # a virtual machine's clock may go back, and the columns must not
         record, stage = self._run.record, self._stage
         record.seconds += step_seconds
         counts = batch.batch.counts()
