@@ -18,7 +18,7 @@ from torch import nn
 from .. import __version__
 from ..component import Component
 from ..errors import UserError
-from ..files import write_atomic
+from ..files import NotAFile, check_is_file, write_atomic
 
 FORMAT = 1
 COMPONENTS = ("curriculum", "model", "runner", "optimizers", "lr_schedulers")
@@ -89,10 +89,11 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
     :raises UserError: when the file cannot be read.
     """
     try:
+        check_is_file(path)
         if check and verify(path) is False:
             raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay (its checksum is wrong). {advice}")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (PermissionError, FileNotFoundError, IsADirectoryError) as error:
+    except (PermissionError, FileNotFoundError, NotAFile) as error:
         raise UserError(f"model {path}: cannot be read ({error.strerror}).") from None
     except OSError as error:
         raise Damaged(f"model {path}: cannot be read ({error.strerror or error}). {advice}") from None

@@ -21,11 +21,10 @@ from ..errors import UserError, nearest
 from ..files import read_json_or_yaml
 from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
+from .names import RESERVED_ENDING
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-# Names of other files beside the model's, which a stage's file must not have.
-_RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
@@ -108,7 +107,12 @@ def _as_stage_name(name: str) -> str:
     if _GLOB.search(name):
         name = re.sub(r"\[.*?\]|[*?]", " ", name).strip(" _.-")
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64]
-    return f"{name}_data" if _RESERVED.fullmatch(name) else name
+    return f"{name}_data" if _is_reserved(name) else name
+
+
+def _is_reserved(name: str) -> bool:
+    """Tell whether a stage's file would have the name of another file beside the model's: a stage `x` that may end early has a file `NAME.x.best.lmp`."""
+    return RESERVED_ENDING.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def _plain(raw: Any, where: str) -> Any:
@@ -160,8 +164,9 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
     stage = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
         yield f"{stage}: found {shown(name)} as a name, allowed: {Stage.model_fields['name'].description}."
-    if _RESERVED.fullmatch(name):
-        yield f"{stage}: found a name that is kept for files beside the model's, allowed: another one."
+    if _is_reserved(name):
+        yield (f"{stage}: found a name with an ending that is kept for other files beside the model's, allowed: another one, without best, prev-N, "
+               "old-N or damaged-N at its end.")
     lines = _faults(StageBody, body, stage)
     yield from lines
     if isinstance(body, dict):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
+from ...files import NotAFile, check_is_file
 from ...paths import glob_files, glob_root, walk_files
 from ...plan.catalog import FORMATS, PACKED_SUFFIXES
 from .base import VALIDATION_NAMES
@@ -53,6 +54,8 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     :raises UserError: when nothing is there or nothing is readable, or when it is not clear what is to be read.
     """
     found = Path(path).expanduser()
+    if not found.is_dir():
+        _check_file(path, found)
     if found.is_file():
         if wanted:
             raise UserError(f"source {path}: 'split' chooses among the files of a folder, and this is one file; leave it out.")
@@ -85,9 +88,19 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
     else:
         raise _missing(path, found)
     readable = sorted(file for file in files if format_of(file) and file.name not in _NOT_DATA)
+    for file in readable:
+        _check_file(path, file)
     if not readable:
         raise UserError(f"source {path}: nothing there can be read ({len(files)} files found); what is read is {READABLE}.")
     return root, readable
+
+
+def _check_file(path: str, file: Path) -> None:
+    """Refuse a named pipe, a socket or a device: reading one may never end."""
+    try:
+        check_is_file(file)
+    except NotAFile as error:
+        raise UserError(f"source {path}: {file}: {error.strerror}; copy what it gives into a file, or leave it out.") from None
 
 
 def _once(files: Iterable[Path]) -> list[Path]:
