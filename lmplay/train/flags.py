@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import Parser
-from ..errors import UserError, nearest
-from ..files import read_json_or_yaml, write_text
+from ..documents import read_json_or_yaml
+from ..errors import MOST_FAULTS, UserError, nearest
+from ..files import write_text
 from ..plan.options import FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
 
@@ -54,6 +55,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     table = {flag.name: flag for flag in FLAGS}
     faults, settings = [], {}
     for key, value in content.items():
+        if len(faults) > MOST_FAULTS:
+            break
         name = str(key).replace("-", "_")
         if name not in table:
             faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, table)}")
