@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TextIO
 
-
 # Faults that are told at once, and characters of each: a file of a stranger may have millions. Who collects faults may stop when there are more.
 MOST_FAULTS, _LONGEST_FAULT = 50, 2000
 
