@@ -170,17 +170,22 @@ def _read_prompts(path: Path) -> list[str]:
 def _open(options: argparse.Namespace) -> _Writer:
     """Load the model."""
     path = _model_file(options)
+    import torch
+
     from ..checkpoints.format import load
+    from ..checkpoints.weights import check_weights
     from ..device.runtime import choose_device
     from ..exp import build_model, get_experiment
     from ..tokenizer import Tokenizer
     from ..writing.sampling import Sampling
 
     device = choose_device(options.device)
-    content = load(path)["model"]
+    content = load(path, parts=("model",))["model"]
     built = content["state_args"]
-    tokenizer = Tokenizer(built["tokenizer"])
-    model = build_model(get_experiment(built["experiment"]), vocab_size=tokenizer.vocab_size, **built["args"])
+    tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
+    with torch.device("meta"):
+        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), content["state"], experiment.name)
+    model = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
     model.load_state_dict(content["state"])
     if options.model is None:
         print(f"model {path}", file=sys.stderr)
