@@ -1,8 +1,7 @@
-"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks; reading JSON and YAML."""
+"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -146,51 +145,6 @@ def make_folder(path: Path, what: str) -> Path:
     except OSError as error:
         raise UserError(f"{what} {path}: cannot be written ({error.strerror or error}); choose another folder or change its permissions.") from None
     return path
-
-
-def read_json_or_yaml(path: Path, what: str) -> Any:
-    """Read a JSON file, or a YAML one when its name ends in .yaml or .yml.
-
-    :param path: the file.
-    :param what: its name in the message ("plan", "settings file").
-    :return: the parsed value.
-    :raises UserError: when it is missing, unreadable, or not valid, with line and column.
-    """
-    try:
-        check_is_file(path)
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{what} {path}: cannot be read ({reason}).") from None
-    if path.suffix.lower() in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise UserError(f"{what} {path}{where}: not valid YAML ({getattr(error, 'problem', None) or error}).") from None
-    try:
-        return json.loads(text, object_pairs_hook=_refuse_duplicates)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{what} {path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}).") from None
-    except _DuplicateKey as error:
-        raise UserError(f"{what} {path}: the key '{error}' stands twice in one object; JSON keeps only the last. Rename one.") from None
-
-
-class _DuplicateKey(Exception):
-    """A JSON object has a key twice."""
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict; raises :class:`_DuplicateKey` (a stage would vanish silently)."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _DuplicateKey(key)
-        result[key] = value
-    return result
 
 
 def _temporary(path: Path) -> Path:

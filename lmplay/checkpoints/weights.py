@@ -1,10 +1,12 @@
-"""`--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
+"""Weights: whether those of a file are a model's, and `--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..errors import UserError
 from ..files import NotAFile, check_folder, check_is_file, make_folder
@@ -58,6 +60,22 @@ def _holds_run(target: Path) -> bool:
         return "runner" in read(target, mmap=True, check=False)
     except UserError:
         return False
+def check_weights(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], experiment: str) -> None:
+    """Check that stored weights are those of a model, before memory is taken for it.
+
+    :param own: the model's state; may be on "meta".
+    :param stored: that of a file.
+    :param experiment: the model's name, for messages.
+    :raises UserError: with a line for each key that is missing, not the model's, or of another shape or kind.
+    """
+    faults = [f"model: '{key}' is missing in the file." for key in own if key not in stored]
+    faults += [f"model: '{key}' is in the file and not in experiment {experiment}." for key in stored if key not in own]
+    faults += [f"model: '{key}' is {list(stored[key].shape)} in the file and {list(own[key].shape)} in experiment {experiment}."
+               for key in own if key in stored and stored[key].shape != own[key].shape]
+    faults += [f"model: '{key}' is {stored[key].dtype} in the file and {own[key].dtype} in experiment {experiment}."
+               for key in own if key in stored and stored[key].dtype.is_floating_point != own[key].dtype.is_floating_point]
+    if faults:
+        raise UserError(*faults)
 
 
 def _target(settings: Settings) -> Path | None:

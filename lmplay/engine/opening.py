@@ -262,6 +262,7 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     """
     settings, spec = ahead.settings, ahead.spec
     tokenizer = ahead.tokenizer(stage.data for stage in stages)
+    spec.check_stored(tokenizer.vocab_size)
     seed_everything(settings.seed)
     module = spec.build(tokenizer.vocab_size)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
@@ -314,7 +315,11 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     """Give the components what the checkpoint has."""
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
-            component.restore(stored[component.name]["state"])
+            try:
+                component.restore(stored[component.name]["state"])
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise UserError(f"model {run.path}: its {component.name} cannot be restored ({type(error).__name__}: {error}); it is damaged, or not of this "
+                                "version. It is left as it is; choose another --model, or --reset-history to start anew.") from error
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
         run.notifier.begin_another()

@@ -17,11 +17,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ..errors import UserError, nearest
-from ..files import read_json_or_yaml
+from ..documents import read_json_or_yaml
+from ..errors import MOST_FAULTS, UserError, nearest
 from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
 from .names import RESERVED_ENDING
+from .options import MOST
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -135,6 +136,8 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
     faults += _path_faults({"validation": defaults.get("validation")}, folder, f"{where}, key '$defaults.")
     for name, body in bodies.items():
         faults += _stage_faults(name, body, defaults, where, folder)
+        if len(faults) > MOST_FAULTS:
+            _refuse(faults)
     faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
     _refuse(faults)
     stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
@@ -187,7 +190,7 @@ def _path_faults(body: dict[str, Any], folder: Path, start: str) -> list[str]:
 
     def check(key: str, path: str) -> str:
         try:
-            return _locate(path, folder)
+            return path if len(faults) > MOST_FAULTS else _locate(path, folder)
         except UserError as error:
             faults.append(f"{start}{key}': {error}")
             return path
@@ -253,7 +256,7 @@ def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
     try:
         model.model_validate(raw)
     except ValidationError as error:
-        for details in error.errors(include_url=False, include_input=False):
+        for details in error.errors(include_url=False, include_input=False)[:MOST_FAULTS + 1]:
             if details["type"] != "value_error":  # that is a conflict, found below even when other faults hide it here
                 key, text = _explain(model, raw, details)
                 found.setdefault(key, text)
@@ -297,6 +300,8 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
 
 def _hint(value: Any, kind: str, words: list[str]) -> str:
     """Suggest what a wrong text may have meant: one of the right words, or a number."""
+    if kind == "less_than_equal" and value > MOST:
+        return f" At most {MOST:,}."
     if not isinstance(value, str):
         return ""
     if kind in ("float_type", "int_type") and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):
