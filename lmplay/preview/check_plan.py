@@ -134,7 +134,7 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     share = looked_at / samples if samples else 0.0
     steps = None if samples is None else math.ceil(samples * measured.batches / looked_at)
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
-    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources],
+    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources], "reads": stage.data.reads,
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "tokens": None if samples is None else most_tokens or round(samples * measured.tokens_per_sample),
             "tokens_error": 0.0 if most_tokens else measured.error(share), "pieces_per_sample": counts["pieces"] / looked_at,
