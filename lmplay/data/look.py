@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ..words import counted
+from .permutation import hash64
 from .samples import Reading, Skipped
 from .sources import AnySource, BadRow, IndexedSource
 
@@ -46,7 +47,8 @@ def look_at(source: AnySource) -> Look:
         count = min(_LOOKED_AT, source.n_rows)
         look.whole = count == source.n_rows
         for number in range(count):
-            index = number * source.n_rows // count
+            begin, end = (at * source.n_rows // count for at in (number, number + 1))
+            index = begin + hash64(number) % (end - begin)  # anywhere in its stretch: rows of a file often repeat in a rhythm
             try:
                 look.rows[index] = source[index]
             except BadRow as bad:
