@@ -54,6 +54,18 @@ def usual_forms(fields: Iterable[str]) -> dict[tuple[str, ...], Form]:
     return {names: _usual_form(names, by_name) for names in _FORMS if all(name in by_name for name in names)}
 
 
+def needed_columns(fields: list[str], roles: dict[str, str] | None) -> list[str]:
+    """Choose the columns of a table that reading its rows needs; all where it lacks what is needed, so that a message can list them.
+
+    :param fields: names of its columns.
+    :param roles: the plan's `columns` (role to field), or None.
+    :return: some of the names, in the same order.
+    """
+    if roles is not None:
+        return [name for name in fields if name in roles.values()] if set(roles.values()) <= {*fields} else fields
+    return [name for name in fields if name.lower() in USUAL] if usual_forms(fields) else fields
+
+
 def rank(rows: Iterable[dict[str, Any]], fields: Iterable[str] = ()) -> list[tuple[str, ...]]:
     """Order the usual forms for the rows of a source.
 

@@ -164,10 +164,8 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     share = looked_at / samples if samples else 0.0
     steps = None if samples is None else math.ceil(samples * measured.batches / looked_at)
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
-    if most_tokens is not None:
-        tokens, error = measured.tokens_of_length(most_tokens)
-    else:
-        tokens, error = None if samples is None else round(samples * measured.tokens_per_sample), measured.error(share)
+    known = None if samples is None else round(samples * measured.tokens_per_sample)
+    tokens, error = (known, measured.error(share)) if most_tokens is None else measured.tokens_of_length(most_tokens)
     return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources], "reads": stage.data.reads,
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "skipped": dict(measured.skipped), "rows_read": measured.reached["samples"] + measured.skipped.total(),

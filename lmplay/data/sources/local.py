@@ -4,12 +4,14 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, printable
 from ...plan.catalog import PACKED_SUFFIXES
+from ..roles import needed_columns
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
 from .contents import PACKED, head_of, kind_of, seems_json
@@ -115,7 +117,7 @@ def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Tab
     if kind in PACKED:
         raise UserError(f"{label}: is packed twice; unpack it once.")
     if kind == "parquet":
-        return open_parquet(path, label, folder, spans, refuse_bytes)
+        return open_parquet(path, label, folder, spans, refuse_bytes, partial(needed_columns, roles=spec.columns))
     if kind == "arrow":
         return ArrowTable(path, label, spans, refuse_bytes)
     if refuse_bytes:
