@@ -134,6 +134,9 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             faults += error.faults
     if faults:
         raise UserError(*faults)
+    for found in opened.values():
+        for warning in found.data.warnings:
+            say(f"WARNING: stage '{found.stage.name}': {warning}")
     for change in accepted:
         say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
     return opened
