@@ -7,9 +7,14 @@ stays text, and a template runs once for each sequence of roles.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FrameType
+from typing import Any
 
 from ..errors import UserError
 from .samples import BREAK, Turn
@@ -17,6 +22,8 @@ from .samples import BREAK, Turn
 # A placeholder: the number of its turn between two private-use characters. The blanks around it show whether a template strips contents.
 _PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
 _PRIVATE = re.compile("[\u2003\ue000\ue001]")
+# The time that a template has for one sequence of roles; it needs a thousandth of that.
+_SECONDS = 5
 # The date that templates are given: always the same, or no batch could be repeated. It is the default of Llama 3's template.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
@@ -130,7 +137,8 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
 
     rows = [{"role": role, "content": BREAK.join(f"\u2003\ue000{number}\ue001\u2003" for number in numbers)} for role, numbers in messages]
     try:
-        written = render_jinja_template([rows], chat_template=_TODAY + template, eos_token=end_text, bos_token=begin_text)[0][0]
+        with _limited():
+            written = render_jinja_template([rows], chat_template=_TODAY + template, eos_token=end_text, bos_token=begin_text)[0][0]
     except Exception as error:  # a template is a program and may raise anything
         raise _NotWritten(str(error).strip() or type(error).__name__) from None
     texts = _PLACE.split(written)
@@ -144,6 +152,23 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     if numbers != sorted(numbers) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):
         raise _NotWritten("it changes what is said")
     return found
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """End what runs in this block, and in this thread, when it takes too long: a template may loop for ever. Raises _NotWritten."""
+    ends, before = time.monotonic() + _SECONDS, sys.gettrace()
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > ends:
+            raise _NotWritten(f"it takes more than {_SECONDS} s")
+        return watch
+
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _fold(messages: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:

@@ -91,6 +91,7 @@ class Settings(Options):
                 self.activation_memory_budget < 1 and self.compile_model and self.activation_checkpointing,
             f"--resume {self.resume} and --reset-history together: give one of them.": self.resume != "latest" and self.reset_history,
             f"{' and '.join(looks)} together: each of them prints something and ends; give one.": len(looks) > 1,
+            "--show-samples 0: shows nothing; give a number from 1, or leave it out to train.": "show_samples" in self.explicit and not self.show_samples,
             "--quiet and --verbose together: give one of them.": self.quiet and self.verbose,
             "--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.":
                 self.json and not any(getattr(self, name) for name in _AS_JSON)}

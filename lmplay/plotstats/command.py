@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import Parser
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -136,7 +136,7 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
         print(arguments.html)
     else:
         _draw_pictures(curves, arguments, changed)
-    print("\n" + write_table(runs))
+    print("\n" + "\n".join(map(printable, write_table(runs).split("\n"))))
     return faults
 
 

@@ -55,8 +55,8 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
     parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "stages": stages_table(curves), "events": events_table(curves),
              "warning": "" if comparable else f'<p class="warning">{html.escape(WARNING.capitalize())}.</p>',
              "texts": samples_tables(folder, names), "settings": settings_tables(folder, names),
-             # "</" would end the script, wherever it stands in a name
-             "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"), "plotly": get_plotlyjs()}
+             # "</script>" would end the script, and "<!--<script>" would keep its end from ending it, wherever they stand in a name
+             "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"), "plotly": get_plotlyjs()}
     frame = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoints.format import read, tensor_bytes, verify
+from ..errors import printable
 from ..plan.options import FLAGS
 from ..plan.settings import Settings
 
@@ -46,7 +47,7 @@ def to_text(found: dict[str, Any]) -> str:
     if "settings" in found:
         lines.append(f"settings    {_pairs(found['settings']) or 'the defaults'}")
     lines += [f"size        {name:<14}{size:>16,} bytes of tensors" for name, size in found["bytes_by_component"].items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))  # a stranger's file may hold what moves the cursor
 
 
 def _model(part: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import tell
+from ..errors import printable, tell
 from ..files import check_is_file
 
 
@@ -40,6 +40,7 @@ class Console:
         :param always: print it even when quiet.
         :param fields: the same facts, for programs.
         """
+        text = "\n".join(map(printable, text.split("\n")))  # names of files and of stages may hold what moves the cursor
         with self._lock:
             self._write(text)
             if self._quiet and not always and level == "info":

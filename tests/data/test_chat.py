@@ -248,3 +248,10 @@ def test_real_chats_are_read_and_written(template):
         found = [part.text for part in truth if part.learned and not part.markup and not part.end]
         assert [text.strip() for text in found] == [text.strip() for text in answers]
         assert not any(part.learned for part in prompt)
+
+
+def test_a_template_that_loops_for_ever_is_ended(monkeypatch):
+    monkeypatch.setattr("lmplay.data.chat._SECONDS", 1)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match="it takes more than 1 s"):
+        write_out([Turn("user", "hello", False), Turn("assistant", "you", True)], loop, "</s>")

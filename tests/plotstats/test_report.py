@@ -22,7 +22,8 @@ def write_run(folder: Path, name: str, rows: int, **settings) -> None:
                    "skipped_batches": [int(i == 7) for i in steps], "forced_cuts": [2] * rows}
         stages = [{"name": "a", "done": True, "from_samples": 0, "from_tokens": 0, "to_samples": 2 * rows, "to_tokens": 50 * rows,
                    "floor_nats_per_token": 0.5, "floor_bits_per_byte": 0.2},
-                  {"name": "b</script>", "done": False, "from_samples": 2 * rows, "from_tokens": 50 * rows, "to_samples": 4 * rows, "to_tokens": 100 * rows,
+                  {"name": "b</script><!--<script>", "done": False, "from_samples": 2 * rows, "from_tokens": 50 * rows,
+                   "to_samples": 4 * rows, "to_tokens": 100 * rows,
                    "floor_nats_per_token": None, "floor_bits_per_byte": None}]
         (folder / f"{name}_{kind}_stats.json").write_text(json.dumps({
             "format": 1, "kind": kind, "model": name, "experiment": "gpt2ish", "stage": None, "totals": {}, "best": None, "final": None, "stages": stages,
@@ -67,7 +68,7 @@ def test_the_report_is_whole_in_itself_and_has_all_runs(report):
     assert page.outside == []
     data = json.loads(page.data)
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
-    assert data["runs"][0]["stages"][1]["name"] == "b</script>"
+    assert data["runs"][0]["stages"][1]["name"] == "b</script><!--<script>"
     [loss] = [chart for chart in data["charts"] if (chart["kind"], chart["column"]) == ("validate", "loss")]
     line = loss["lines"][1]["line"]
     assert line["samples"] == [4 * i for i in range(1, 91)]
@@ -95,7 +96,8 @@ def test_the_tables_say_what_happened(report):
                                                ["first", "saved, last of 100", "100"]]
     assert events[1][3:] == ["700", "0.7s"]
     stages = [cells(row) for row in rows_of(text, "<h3>Stages</h3>")]
-    assert [row[:5] for row in stages[:2]] == [["first", "a", "800", "20,000", "1.0s"], ["first", "b&lt;/script&gt; …", "800", "20,000", "1.0s"]]
+    assert [row[:5] for row in stages[:2]] == [["first", "a", "800", "20,000", "1.0s"],
+                                 ["first", "b&lt;/script&gt;&lt;!--&lt;script&gt; …", "800", "20,000", "1.0s"]]
     assert stages[0][5] == "20,000"
     assert {len(row) for row in stages} == {12}
 

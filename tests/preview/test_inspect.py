@@ -58,3 +58,15 @@ def test_inspect_of_weights_alone_and_of_damaged_files(finished, tmp_path, capsy
     os.truncate(weights, 1000)
     assert main(["--inspect", str(weights)]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_no_control_character_of_a_file_reaches_the_terminal(finished, tmp_path, capsys):
+    _, path = finished
+    stored, other = load(path), tmp_path / "other.lmp"
+    stored["model"]["state_args"]["tokenizer"]["name"] = "\033[2Jbytes\r\x07"
+    write(other, stored)
+    for more in ([], ["--json"]):
+        assert main(["--inspect", str(other), *more]) == 0
+        text = capsys.readouterr().out
+        assert "[2Jbytes" in text
+        assert all(char.isprintable() or char == "\n" for char in text)

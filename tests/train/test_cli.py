@@ -224,3 +224,9 @@ def test_what_is_no_class_of_a_callback_is_not_called(tmp_path, monkeypatch, cap
     assert code == 2
     assert f"--callback {name}: is no lmplay" in err
     assert not (tmp_path / "called").exists()
+
+
+def test_no_sample_to_show_is_no_reason_to_train(capsys):
+    code, _, err = run(capsys, "--training-plan", "quickstart", "--show-samples", 0)
+    assert code == 2
+    assert "--show-samples 0" in err
