@@ -4,8 +4,9 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-# Parts of a fingerprint that are for people only: a folder that was moved or a file that was renamed holds the same rows in the same order.
-_ASIDE = ("name", "listed")
+# Parts of a fingerprint that are for people only: a folder that was moved or a file that was renamed holds the same rows in the same order. How rows are
+# read (`reads`, which older versions did not store) does not move them either.
+_ASIDE = ("name", "listed", "reads")
 # The most files that are named; the others are counted.
 _NAMED = 5
 
@@ -23,6 +24,22 @@ def describe_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) ->
     :return: one text for each that has changed: "books (part-2.txt has changed, part-3.txt is new; 120 rows before, 130 now)".
     """
     return [_describe(old, new) for old, new in zip_longest(before, now) if not same_data(old, new)]
+
+
+def describe_readings(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    """Say which sources have the same rows as at the checkpoint, and are read in another way.
+
+    :param before: their fingerprints at the checkpoint; those of versions that read all rows of a source alike do not say how.
+    :param now: their fingerprints.
+    :return: a text for each.
+    """
+    found = []
+    for old, new in zip(before, now, strict=False):
+        was, reads = old.get("reads"), new.get("reads", "")
+        if same_data(old, new) and was != reads and (was is not None or " of " in reads):  # "of": the rows looked at are not all alike
+            found.append(f"source {new['name']}: its rows are read as {reads}; before the checkpoint "
+                         f"{'all were read alike, and others skipped' if was is None else f'as {was}'}.")
+    return found
 
 
 def _describe(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:

@@ -66,7 +66,9 @@ class Skipped(Exception):
 
 
 class Reading:
-    """How the rows of a source become samples; see :func:`choose_reading`."""
+    """How the rows of a source become samples; see :func:`choose_reading`. `summary` says it in words, after a look at some rows."""
+
+    summary = ""
 
     def __init__(self, ranking: Sequence[tuple[str, ...]], given: Form | None, chat: str | None, has_nats: bool):
         """

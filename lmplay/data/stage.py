@@ -97,7 +97,8 @@ class StageData:
 
     def fingerprints(self) -> list[dict[str, Any]]:
         """Give the fingerprints of the sources, then those of separate validation rows, so that a resume can tell what has changed."""
-        return [{"name": source.name, **source.fingerprint} for source in (*self.sources, *(source for source, _, _ in self._own))]
+        found = (*zip(self.sources, self._readings, strict=True), *((source, reading) for source, reading, _ in self._own))
+        return [{"name": source.name, **source.fingerprint, "reads": reading.summary} for source, reading in found]
 
     def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
         """Adapt a position to data that have changed since.
@@ -176,6 +177,7 @@ class StageData:
         self.reads.append(f"{source.name}{whose}: {reads}")
         self.reads += [f"{source.name}{whose}: {note}" for note in source.notes]
         self.warnings += warnings
+        reading.summary = reads
         return reading
 
     def _order(self, number: int, validation: bool) -> Order:

@@ -23,7 +23,7 @@ from ..checkpoints.resume import adopt, choose_state, set_history_aside
 from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
-from ..data.fingerprints import describe_changes
+from ..data.fingerprints import describe_changes, describe_readings
 from ..data.stage import StageData
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
@@ -340,6 +340,7 @@ def _adopt_changes(stage: OpenStage) -> list[str]:
     if differences:
         state.position = state.position and data.carry_over(state.position, before)
         state.validation_position = None
+    data.warnings += describe_readings(before, now)
     state.fingerprints = now
     return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in differences]
 

@@ -7,7 +7,7 @@ import shutil
 from files import write
 from stages import open_data
 
-from lmplay.data.fingerprints import describe_changes, same_data
+from lmplay.data.fingerprints import describe_changes, describe_readings, same_data
 
 
 def test_what_has_changed_is_said_file_by_file(tmp_path):
@@ -27,3 +27,14 @@ def test_what_has_changed_is_said_file_by_file(tmp_path):
     assert len(json.dumps(before)) < 300
     write(tmp_path / "many" / "7.jsonl", '{"text": "y"}\n')
     assert describe_changes(before, open_data(tmp_path / "many").fingerprints()) == ["many (its text; 1,001 rows before, 1,001 now)"]
+
+
+def test_a_reading_that_is_not_that_of_the_checkpoint_is_said():
+    rows = {"name": "a.jsonl", "kind": "local", "digest": "1"}
+    alike, mixed = "'prompt' → 'truth'", "'prompt' → 'truth' in 9; 'text' in 1 of all 10 rows"
+    assert same_data(rows, {**rows, "reads": mixed})
+    assert describe_readings([rows], [{**rows, "reads": alike}]) == []
+    assert describe_readings([{**rows, "reads": mixed}], [{**rows, "reads": mixed}]) == []
+    assert "all were read alike" in describe_readings([rows], [{**rows, "reads": mixed}])[0]
+    assert f"as {alike}" in describe_readings([{**rows, "reads": alike}], [{**rows, "reads": mixed}])[0]
+    assert describe_readings([rows], [{**rows, "digest": "2", "reads": mixed}]) == []
