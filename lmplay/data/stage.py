@@ -28,15 +28,16 @@ class StageData:
     seeded fraction of its rows, which training then never sees.
     """
 
-    def __init__(self, stage: Stage, folder: Path, seed: int):
+    def __init__(self, stage: Stage, folder: Path, seed: int, validation_seed: int = 0):
         """
         :param stage: a stage of a plan.
         :param folder: where data sets are kept.
         :param seed: the run's seed; the stage's `shuffle` may name another for the order.
+        :param validation_seed: names the choice of held-out rows.
         :raises UserError: one line a fault, for all sources together.
         """
         self._stage = stage
-        self._seed = seed
+        self._seed, self._validation_seed = seed, validation_seed
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
         self._held_out: list[float] = []  # the share that is held out of each source
@@ -87,13 +88,14 @@ class StageData:
         return [name for name, *_ in self._validation_readers()]
 
     def open_validation(self) -> SampleStream | None:
-        """Give the validation samples, mixed as the training samples are, round and round without end; None where there are none."""
+        """Give the validation samples once, mixed as the training samples are; without end where a source has none, and None where there are no samples."""
         chosen = self._validation_readers()
         if not chosen:
             return None
         _, readers, readings, sources, specs = zip(*chosen, strict=True)
         weights = [spec.weight for spec in specs]
-        return SampleStream(Mix(readers, None if None in weights else weights), readings, Length(), sources, _strict(specs))
+        mix = Mix(readers, None if None in weights else weights)
+        return SampleStream(mix, readings, Length(None if mix.endless else 1.0), sources, _strict(specs))
 
     def fingerprints(self) -> list[dict[str, Any]]:
         """Give the fingerprints of the sources, then those of separate validation rows, so that a resume can tell what has changed."""
@@ -189,7 +191,7 @@ class StageData:
         # Not by the path of local files: a folder that has been moved has the same rows held out. A `?` (`builtin:tales?seed=1`) counts as a glob, as in the
         # files of all versions.
         identity = 0 if opener_of(spec.path).of_files or has_magic(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
-        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class SampleStream:
         return self._mix.rows_per_epoch
 
     @property
+    def endless(self) -> bool:
+        """Whether there is always a next sample."""
+        return self._length == Length() and self._mix.endless
+
+    @property
     def progress(self) -> float | None:
         """The share of the length that has been read, 0 to 1."""
         total = self.total

@@ -1,76 +1,126 @@
-"""Validation: the loss and word accuracy of held-out samples, without gradients.  Engine floor."""
+"""Evaluation: the loss and word accuracy of samples that are not trained on, without gradients.  Engine floor."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import log
+from zlib import crc32
 
 import numpy as np
 import torch
 
 from ..data.collate import MiniBatch
 from ..data.continuation import Piece
-from ..data.samples import Sample
 from ..device.model import DeviceModel
 from ..objectives.base import Objective
 from ..report.records import ValidationDone
-from ..stats.accuracy import count_right
-from ..stats.figures import SourceLoss
+from ..stats.accuracy import count_edits, count_right
+from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
 from ..tokenizer import Tokenizer
+
+# Samples whose pieces are held, and sorted by length, at once.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation says: sums by the names of :mod:`lmplay.stats.figures`, those of each source in a stage with several, and the first piece."""
+    """What an evaluation says: sums by the names of :mod:`lmplay.stats.figures`, those of each source in a stage with several, the loss of each sample, and
+    the first piece."""
 
     sums: dict[str, float]
     by_source: dict[str, SourceLoss]
+    samples: list[SampleLoss]
     example: tuple[str, str, str]
     """Its prompt, truth and what was predicted."""
 
+    @property
+    def loss(self) -> float:
+        """In nats per token."""
+        return self.sums["loss_sum"] / self.sums["n_tokens"]
 
-def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, samples: Sequence[Sample], prepare: Callable[[Sample], list[Piece]],
+    def plus(self, other: Evaluation | None) -> Evaluation:
+        """Give the evaluation of these samples and others (None = there are none), by the same model."""
+        if other is None:
+            return self
+        sums = {**_add(self.sums, other.sums), "steps": 1.0}
+        if "judged" not in other.sums or "judged" not in self.sums:
+            sums = {name: value for name, value in sums.items() if name not in SPREAD}
+        sources = {name: SourceLoss(*map(sum, zip(self.by_source.get(name, _NOTHING), other.by_source.get(name, _NOTHING), strict=True)))
+                   for name in {**self.by_source, **other.by_source}}
+        return Evaluation(sums, sources, self.samples + other.samples, self.example)
+
+
+_NOTHING = SourceLoss(0.0, 0)
+
+
+def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Iterable[list[Piece]],
              to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Evaluation | None:
-    """Judge a model by held-out samples, at least one.
+    """Judge a model by samples.
 
-    :param prepare: makes the pieces of a sample.
+    :param units: the pieces of each sample, at least one sample.
     :param to_mini_batches: makes of pieces what goes through the device at once.
     :param interrupted: asked before each mini-batch.
     :param names: of the sources, by the numbers in the samples; none = losses are not wanted by source.
-    :return: None when interrupted; predictions are each token's given all the truth before it.
+    :return: None when interrupted, and without samples; predictions are each token's given all the truth before it.
     """
-    pieces = [piece for sample in samples for piece in prepare(sample)]
-    sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "words_right": 0.0, "words": 0.0,
-            "nats_sum": sum(sample.nats or 0.0 for sample in samples),
-            "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if all(sample.nats is not None for sample in samples) else 0.0}
-    by_source: dict[str, SourceLoss] = {}
-    example: tuple[str, str, str] | None = None
+    found: Evaluation | None = None
+    units = iter(units)
     was_training = model.raw.training
     model.raw.eval()
     try:
         with torch.no_grad():
-            for mini_batch in to_mini_batches(pieces):
-                if interrupted():
+            while some := list(islice(units, _AT_ONCE)):
+                judged = _evaluate(model, objective, tokenizer, some, to_mini_batches, interrupted, names)
+                if judged is None:
                     return None
-                mini_batch = mini_batch.to(model.runtime.device)
-                with model.runtime.autocast():
-                    result = objective.loss(model.wrapped, mini_batch, model.head)
-                sums["loss_sum"] += float(result.loss_sum)
-                sums["n_tokens"] += objective.count(mini_batch)
-                for name, value in result.figures.items():
-                    sums[name] = sums.get(name, 0.0) + float(value)
-                losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()
-                for number, where in mini_batch.rows:
-                    piece = pieces[number]
-                    add_words(sums, piece, predictions[where])
-                    sums["n_bytes"] += len(piece.truth.encode("utf-8", "surrogatepass"))
-                    if names:
-                        _add_loss(by_source, names[piece.sample.source], float(losses[where].sum()), where.stop - where.start)
-                    if number == 0:
-                        example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, tokenizer.decode(predictions[where].tolist()))
+                found = judged if found is None else found.plus(judged)
     finally:  # memory may have run out
         model.raw.train(was_training)
-    return Evaluation(sums, by_source, example) if example is not None else None
+    return found
+
+
+def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
+              to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str]) -> Evaluation | None:
+    """Judge a model by samples that are held at once; see :func:`evaluate`."""
+    pieces = [piece for unit in units for piece in unit]
+    sample_of = [number for number, unit in enumerate(units) for _ in unit]
+    nats = [unit[0].sample.nats for unit in units]
+    sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "words_right": 0.0, "words": 0.0, "edits_right": 0.0, "edit_words": 0.0,
+            "nats_sum": sum(one or 0.0 for one in nats),
+            "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if None not in nats else 0.0}
+    by_source: dict[str, SourceLoss] = {}
+    of_sample = np.zeros((3, len(units)))  # loss sum, tokens, bytes
+    example = ("", "", "")
+    for mini_batch in to_mini_batches(pieces):
+        if interrupted():
+            return None
+        mini_batch = mini_batch.to(model.runtime.device)
+        with model.runtime.autocast():
+            result = objective.loss(model.wrapped, mini_batch, model.head)
+        sums["loss_sum"] += float(result.loss_sum)
+        sums["n_tokens"] += objective.count(mini_batch)
+        for name, value in result.figures.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()
+        for number, where in mini_batch.rows:
+            piece = pieces[number]
+            predicted = tokenizer.decode([token for token in predictions[where].tolist() if token != tokenizer.end_id])
+            add_words(sums, piece, predictions[where])
+            for name, words in zip(("edits_right", "edit_words"), count_edits(piece.truth, predicted), strict=True):
+                sums[name] += words
+            said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass"))
+            of_sample[:, sample_of[number]] += said
+            sums["n_bytes"] += said[2]
+            if names:
+                name = names[piece.sample.source]
+                by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))
+            if number == 0:
+                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, predicted)
+    if of_sample[1].sum() == sums["n_tokens"]:  # else the loss is not one of tokens, and has no spread over the samples in these terms
+        sums |= _spread(of_sample[0], of_sample[1])
+    samples = [SampleLoss(_identify(unit[0]), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
+    return Evaluation(sums, by_source, samples, example)
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> None:
@@ -84,16 +134,26 @@ def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> No
     sums["words"] = sums.get("words", 0.0) + all_words
 
 
-def _add_loss(by_source: dict[str, SourceLoss], name: str, loss_sum: float, n_tokens: int) -> None:
-    """Add a piece's loss to its source."""
-    before = by_source.get(name, SourceLoss(0.0, 0))
-    by_source[name] = SourceLoss(before.loss_sum + loss_sum, before.n_tokens + n_tokens)
+def _spread(losses: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
+    """Add up what the standard error of the loss per token needs of the samples."""
+    return {"judged": float(len(losses)), "loss_squares": float(losses @ losses), "loss_by_tokens": float(losses @ tokens),
+            "token_squares": float(tokens @ tokens)}
+
+
+def _identify(piece: Piece) -> int:
+    """Give the number by which two runs know that they have judged the same sample."""
+    return crc32(f"{piece.sample.prompt}\n{piece.sample.truth}".encode("utf-8", "surrogatepass"))
+
+
+def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Add values by name."""
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def validation_done(found: Evaluation, final: bool) -> ValidationDone:
     """Say what a validation found."""
     sums = found.sums
-    loss = sums["loss_sum"] / sums["n_tokens"]
-    return ValidationDone(final, loss, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
-                          sums["words_right"] / sums["words"] if sums["words"] else 0.0,
+    error, edits, written = values([BY_NAME[name] for name in ("standard_error", "edit_accuracy", "written_accuracy")], sums).values()
+    return ValidationDone(final, found.loss, error, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
+                          sums["words_right"] / sums["words"] if sums["words"] else 0.0, edits or 0.0, written,
                           sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example)

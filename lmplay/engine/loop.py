@@ -5,6 +5,7 @@ Read this file first: :func:`train` is the program.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from ..cadence import Every
 from ..checkpoints.format import content_of
@@ -97,16 +98,21 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
     with recorder.pause():
         try:
             if stage.validate():
-                run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
+                _keep_best(run, stage)
         except (Unavailable, UserError):
             _insist(save(run, stage.name, wait=True))
             raise
 
 
+def _keep_best(run: Run, stage: StageRunner) -> None:
+    """Keep the state as the best one of the stage."""
+    run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
+
+
 def _finish(run: Run, stage: StageRunner) -> bool:
     """End a stage; if the data of its last validation fails, save what has been done and re-raise."""
     try:
-        return stage.finish()
+        return stage.finish(partial(_keep_best, run, stage))
     except (Unavailable, UserError):
         if stage.stats.totals["total_train_steps"]:
             _insist(save(run, stage.name, wait=True))

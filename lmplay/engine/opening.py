@@ -117,8 +117,10 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     for stage, state in stages:
         try:
             settings = outline.stage_settings(stage)
-            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed)
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
+            if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
+                faults.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if SCHEDULES[settings.schedule].curve is not None and not data.length_is_known:
                 faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
             differences = _adopt_changes(found)
@@ -203,6 +205,7 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Set
     :return: the settings to go on with.
     :raises UserError: naming the flags that differ.
     """
+    before = {"validation_seed": before["seed"], **before}  # files of version 0.1 have one seed for both
     kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
         kept["optimizer"] = before["optimizer"]
@@ -339,7 +342,6 @@ def _adopt_changes(stage: OpenStage) -> list[str]:
     differences = describe_changes(before, now)
     if differences:
         state.position = state.position and data.carry_over(state.position, before)
-        state.validation_position = None
     data.warnings += describe_readings(before, now)
     state.fingerprints = now
     return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in differences]

@@ -4,26 +4,28 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from ..data.continuation import Cutter
-from ..data.samples import Sample
+from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
 from ..device.random_state import restore_torch_random_state, torch_random_state
-from ..errors import TrainingError, UserError
+from ..errors import TrainingError
 from ..optim.grads import check_grads
 from ..stats.figures import StageEntry
-from ..stats.totals import ModelStats
+from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
+from ..words import counted
 from .batches import Batches, Grouping, TrainBatch
 from .budget import TokenBudget
 from .by_source import BySource
-from .early_stopping import is_over, note_loss
+from .early_stopping import is_over, judge_anew, note_loss, note_lowest
 from .evaluate import Evaluation, evaluate, validation_done
 from .held_out import HeldOut
 from .opening import freeze
 from .run import OpenStage, Run
 from .step import StepSums, train_step
+from .written import judge_written
 
 
 class StageRunner:
@@ -81,6 +83,13 @@ class StageRunner:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
             run.record.begin_stage(self.stage.name, self.held_out.floors())
+        if judge_anew(self.state, self.held_out.identity):
+            for stats in (run.record.stats, self.stats):
+                stats.judge_anew()
+            self.entry.update(self.held_out.floors())  # type: ignore[typeddict-item]
+            samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
+            run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
+                           "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.device_model.raw.train()
@@ -115,64 +124,85 @@ class StageRunner:
         return sums
 
     def validate(self) -> bool:
-        """Judge the model by the next held-out samples, round and round.
+        """Judge the model by the held-out samples, the same ones each time.
 
         :return: whether it was the best validation of this stage. When a request to stop came in between it is still due: the run that goes on does it.
         """
         best = False
         if self.held_out.is_there:
-            loss = self._judge(self.held_out.regular(), final=False)
-            if loss is None:
+            found = self._judge(self.held_out.regular)
+            if found is None:
                 return False
-            best = note_loss(self.state, loss, self.run.record.progress.samples, self.settings.min_delta)
-            self.held_out.settle()
+            best = note_loss(self.state, found.loss, self.run.record.progress.samples, self.settings.min_delta)
+            self._record(found, final=False)
         self.state.validation_due = False
         return best
 
-    def finish(self) -> bool:
-        """End the stage: the longer validation, and what the next stage must not go on with.
+    def finish(self, keep_best: Callable[[], None]) -> bool:
+        """End the stage: its last validation, more held-out samples, and what the next stage must not go on with.
 
+        :param keep_best: is called when the last validation is the best of the stage, before the stage counts as done.
         :return: False when a request to stop came in between; the stage is then still to be ended.
         :raises UserError: when there was nothing to train on.
         """
         if not self.stats.totals["total_train_steps"]:
             raise nothing_to_train_on(self.stage.name, Counter(self.reached["skipped"]))
         self.batches.close()
-        if self.held_out.is_there and self._judge(self.held_out.final(), final=True) is None:
-            return False
+        if self.held_out.is_there:
+            found = self._judge(self.held_out.regular)
+            more = self._judge(self.held_out.rest) if found is not None else None
+            if found is None or self.run.interrupt.requested():
+                return False
+            with self.run.interrupt.until_stopped():
+                written = judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(), self.settings.context_len,
+                                        self.run.interrupt.requested)
+            if written is None:
+                return False
+            found.sums.update(written)
+            best = note_lowest(self.state, found.loss, self.run.record.progress.samples)
+            self._record(found, final=True)
+            self._record_set(HELD_OUT, found.plus(more))
+            if best:
+                keep_best()
         for stats in (self.run.record.stats, self.stats):
             stats.totals["no_tokens"] += self.batches.end.empty if self.batches.end is not None else 0
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
-        self.state.position = self.state.validation_position = None
+        self.state.position = None
         self.run.lr_schedulers.start_stage()
         return True
 
-    def _judge(self, samples: list[Sample], final: bool) -> float | None:
-        """Validate by samples, take note of it, and give the loss; None when a request to stop came in between, and nothing has changed then."""
-        run, progress, found = self.run, self.run.record.progress, None
-        written = run.completions.write(run.device_model.raw, run.model.tokenizer, self.settings.context_len, progress.step, run.interrupt.requested)
+    def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
+        """Judge the model by samples; None when a request to stop came in between, and without samples."""
+        run, found = self.run, None
+        written = run.completions.write(run.device_model.raw, run.model.tokenizer, self.settings.context_len, run.record.progress.step,
+                                        run.interrupt.requested)
         for attempt in self._budget.attempts(self.cutter.context_len) if written is not None else ():
             with run.interrupt.until_stopped(), attempt as tokens:
-                found = evaluate(run.device_model, self.objective, run.model.tokenizer, samples, self._prepare,
-                                 partial(self._grouping.mini_batches, token_budget=tokens), run.interrupt.requested, self.by_source.validation_names)
+                budget = run.settings.validation_budget(self.cutter.context_len, tokens)
+                found = evaluate(run.device_model, self.objective, run.model.tokenizer, units(), partial(self._grouping.mini_batches, token_budget=budget),
+                                 run.interrupt.requested, self.by_source.validation_names)
         if found is None or written is None:
-            if not run.interrupt.requested():
-                raise UserError(f"stage '{self.name}': the samples of a validation have nothing to learn; give more of them (--validation-batch-size), or "
-                                "another `validation`.")
             return None
-        if rows := run.completions.keep(written, progress, self.stage.name):
+        if rows := run.completions.keep(written, run.record.progress, self.stage.name):
             run.notifier.samples(rows)
-        loss = found.sums["loss_sum"] / found.sums["n_tokens"]
-        if not math.isfinite(loss):
-            raise TrainingError(f"the validation loss ({loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-        self._record(found, final)
-        return loss
+        if not math.isfinite(found.loss):
+            raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+        return found
 
     def _record(self, found: Evaluation, final: bool) -> None:
         """Take note of a validation."""
         progress, sums = self.run.record.progress, {**found.sums, "lr": self.lr}
         self.run.record.stats.add_validation(progress, sums, final)
         self.stats.add_validation(progress, sums, final, found.by_source)
+        for stats in (self.run.record.stats, self.stats):
+            stats.keep_samples(VALIDATION, progress, found.sums, found.samples)
         self.run.report.validation(validation_done(found, final))
         self.run.notifier.validation(progress, sums, final, found.by_source)
+
+    def _record_set(self, name: str, found: Evaluation) -> None:
+        """Take note of the evaluation of a named set."""
+        progress, sums = self.run.record.progress, {**found.sums, "lr": self.lr}
+        for stats in (self.run.record.stats, self.stats):
+            stats.add_set(name, progress, sums)
+            stats.keep_samples(name, progress, sums, found.samples)

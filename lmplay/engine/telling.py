@@ -43,8 +43,8 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     settings, entry = stage.settings, stage.entry
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total,
                       {source.name: source.n_rows for source in stage.data.sources}, settings.batch_size, settings.context_len, settings.lr, settings.schedule,
-                      len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"], stage.held_out.is_there, _to_come(run),
-                      stage.data.reads)
+                      len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"], stage.held_out.is_there,
+                      stage.held_out.n_samples, _to_come(run), stage.data.reads)
 
 
 def stage_end(run: Run, stage: StageRunner) -> StageEnd:
@@ -54,7 +54,8 @@ def stage_end(run: Run, stage: StageRunner) -> StageEnd:
         assert state.lowest_loss is not None
         assert state.lowest_samples is not None
         early = EarlyEnd(state.stale, state.lowest_loss, state.lowest_samples, best_file(run.path, stage.name))
-    return StageEnd(stage.name, stage.stats.totals, stage.stats.describe_sources(), describe_losses(stage.reached), stage.stats.final, stage.stats.best, early)
+    return StageEnd(stage.name, stage.stats.totals, stage.stats.describe_sources(), describe_losses(stage.reached), stage.stats.final, stage.stats.best, early,
+                    stage.stats.describe_sets())
 
 
 def run_end(run: Run) -> RunEnd:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import UserError
@@ -14,16 +14,15 @@ from .schema import Plan, SourceSpec, Stage
 class StageState:
     """How far a stage has been trained.
 
-    `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` identify the data of its
-    sources (None = the stage has not begun), and `context_len` is the length that its texts are cut to. For early stopping, `best_loss` is the best validation
-    loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was to follow the
-    last step. `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time.
+    `position` is where its samples go on (None = at the start), `fingerprints` identify the data of its sources (None = the stage has not begun), and
+    `context_len` is the length that its texts are cut to. `judged_by` identifies the samples of its validations. For early stopping, `best_loss` is the best
+    validation loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was
+    to follow the last step. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time.
     """
 
     name: str
     done: bool = False
     position: dict[str, Any] | None = None
-    validation_position: dict[str, Any] | None = None
     fingerprints: list[dict[str, Any]] | None = None
     context_len: int | None = None
     best_loss: float | None = None
@@ -31,6 +30,7 @@ class StageState:
     validation_due: bool = False
     lowest_loss: float | None = None
     lowest_samples: int | None = None
+    judged_by: str | None = None
 
 
 class Curriculum:
@@ -66,7 +66,8 @@ class Curriculum:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's position; the plans must agree in all stages that have begun (:meth:`check_past`)."""
-        begun = [StageState(**stage) for stage in state["stages"] if stage["fingerprints"] is not None]
+        known = {field.name for field in fields(StageState)}  # files of version 0.1 have more
+        begun = [StageState(**{key: value for key, value in stage.items() if key in known}) for stage in state["stages"] if stage["fingerprints"] is not None]
         self.states[:len(begun)] = begun
 
     def check_past(self, stored_plan: dict[str, Any], stored: dict[str, Any]) -> None:

@@ -104,12 +104,15 @@ def switch(value: Any) -> bool:
     return value
 
 
-def _count_or_auto(value: Any) -> int | str:
-    """Take a whole number from 1, or `auto`."""
-    try:
-        return "auto" if value == "auto" else Number(int, 1)(value)
-    except ValueError as allowed:
-        raise ValueError(f"{allowed}, or auto") from None
+def _count_or(word: str) -> Callable[[Any], int | str]:
+    """Make a check that takes a whole number from 1, or a word."""
+    def check(value: Any) -> int | str:
+        try:
+            return word if value == word else Number(int, 1)(value)
+        except ValueError as allowed:
+            raise ValueError(f"{allowed}, or {word}") from None
+
+    return check
 
 
 def _blocks(value: Any) -> int:
@@ -197,17 +200,23 @@ class Options:
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
-        4, _T, _count_or_auto, "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random numbers of "
-        "dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
+        4, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random numbers "
+        "of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
     mini_batch_tokens: int = _flag(
         0, _T, _from_0, "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the tokens of --mini-batch-size full "
         "pieces, if that is not given either", _BITS)
     pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
                       "the result; auto: on a CPU, if not compiled", _BITS)
-    validation_batch_size: int = _flag(4, _T, _from_1, "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many")
+    validation_batch_size: int = _flag(4, _T, _from_1, "PIECES", "pieces that go through the device at once in a validation; changes speed and memory, not "
+                                       "the result; if only the training's number is given, validation uses that, too", _BITS)
+    validation_samples: int | str = _flag(
+        64, _T, _count_or("all"), "SAMPLES", "held-out samples of a validation, the same each time, or `all`; by default fewer where texts are long or the "
+        "stage is short; the end of a stage judges 16 times as many")
+    validation_seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of the choice of held-out rows; apart from --seed, so that runs with other "
+                                 "seeds are judged by the same samples", _KEPT)
     save_interval: int = _flag(10000, _T, _from_0, "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
     validation_interval: int = _flag(100, _T, _from_0, "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
-    seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout, order and held-out rows", _KEPT)
+    seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout and order", _KEPT)
     reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
     check_grads: bool = _flag(False, _T, switch, "", "after the first step of each stage, list parameters whose gradient is missing, zero or not finite",
@@ -258,8 +267,8 @@ class Options:
     callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
                                  _ASIDE)
     sample_prompts: str | None = _flag(
-        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; what it writes is "
-        "appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
+        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; behind a tab may "
+        "come the truth, with which the most probable text is compared by words; what it writes is appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
     verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)

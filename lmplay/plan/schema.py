@@ -166,7 +166,7 @@ class Validation(Part):
     fraction: float | None = option("Part of the rows that is held out", "a number from 0 (no validation) to 0.5", ge=0, le=0.5)
     split: Text | None = option("Split of the same data set", "a text")
     dataset: SourceSpec | None = option("A data set of its own", "a data set name or path, or a source object")
-    samples: Count | None = option("Samples per validation", "a whole number, 1 or more")
+    samples: Count | Literal["all"] | None = option("Samples of a validation, the same each time", "a whole number, 1 or more, or all")
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -38,6 +38,14 @@ class Settings(Options):
             return self.mini_batch_tokens
         return self.first_mini_batch * context_len
 
+    def validation_budget(self, context_len: int, training: int) -> int:
+        """Return the tokens that a mini-batch of a validation may hold: those of `validation_batch_size` full pieces.
+
+        :param training: those of a mini-batch in training (0 = it counts pieces); used when only the training's size was typed.
+        """
+        typed = {"mini_batch_size", "mini_batch_tokens"} & self.explicit and "validation_batch_size" not in self.explicit
+        return training if typed else self.validation_batch_size * context_len
+
     @property
     def datasets_folder(self) -> Path:
         """The folder of data sets."""
@@ -110,8 +118,9 @@ class StageSettings:
 
     `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `schedule` the name of a schedule, `min_fraction` the share of `lr`
     that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the largest norm of the gradient (0 = no
-    limit), `validation_samples` the samples of a validation, `patience` the validations without an improvement after which the stage ends (None = never), and
-    `min_delta` the smallest drop of the validation loss, in nats a token, that counts as one.
+    limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
+    `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
+    nats a token, that counts as one.
     """
 
     batch_size: int
@@ -121,7 +130,8 @@ class StageSettings:
     min_fraction: float | None
     weight_decay: float | None
     grad_clip: float
-    validation_samples: int
+    validation_samples: int | None
+    validation_is_bounded: bool
     patience: int | None
     min_delta: float
     objective: str
@@ -141,9 +151,11 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
     if context_len > model_context_len:
         raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
                         f"lower it, or start a new model with --context-len {context_len}.")
-    schedule, stopping, validation = stage.lr_schedule, stage.early_stopping, stage.validation
+    schedule, stopping = stage.lr_schedule, stage.early_stopping
+    planned = stage.validation.samples if stage.validation is not None and "validation_samples" not in settings.explicit else None
+    judged = planned or settings.validation_samples
     return StageSettings(
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
         choose("weight_decay"), choose("grad_clip"),
-        validation.samples if validation and validation.samples and "validation_batch_size" not in settings.explicit else settings.validation_batch_size,
+        None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE)

@@ -18,11 +18,13 @@ from ..errors import UserError, nearest, printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .compare import Comparison, Idea
     from .runs import Curve
 
 DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
 together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest, or minus --baseline. Then list the models
-and the settings that differ. A damaged file is named, the others are drawn, and the exit code is 2."""
+and the settings that differ, and say which is better and whether that is more than noise. Models that differ in the seed alone are one. A damaged file is
+named, the others are drawn, and the exit code is 2."""
 X_CHOICES = ("samples", "tokens", "seconds")
 FORMATS = ("png", "svg", "pdf")
 WATCH_SECONDS = 10.0
@@ -120,13 +122,20 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
     :return: a line for each file that could not be used.
     :raises UserError: when nothing can be drawn (no folder, no statistics, an unknown model), or a picture cannot be written.
     """
+    from .compare import comparison_lines, describe_ideas, idea_lines
     from .runs import read_folder
     from .table import describe_runs, write_table
 
     curves, faults = read_folder(arguments.out_dir)
     curves = _selected(curves, arguments, faults)
     runs = describe_runs(curves, arguments.out_dir)
+    ideas, comparisons = _compare(curves, arguments)
     if arguments.json:
+        groups = describe_ideas(ideas)
+        for run in runs:
+            run["group"] = next((group for group in groups if run["model"] in group["models"]), None)
+            mine = [idea.label for idea in ideas if run["model"] in idea.models]
+            run["comparisons"] = [one.to_json() for one in comparisons if one.idea in mine]
         print(json.dumps(runs, indent=2, ensure_ascii=False))
         return faults
     if arguments.html:
@@ -136,20 +145,38 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
         print(arguments.html)
     else:
         _draw_pictures(curves, arguments, changed)
-    print("\n" + "\n".join(map(printable, write_table(runs).split("\n"))))
+    blocks = [write_table(runs).split("
+"), [*idea_lines(ideas), *comparison_lines(comparisons)]]
+    print("".join("
+" + "".join(f"{printable(line)}
+" for line in lines) for lines in blocks if lines), end="")
     return faults
+
+
+def _compare(curves: list[Curve], arguments: argparse.Namespace) -> tuple[list[Idea], list[Comparison]]:
+    """Put runs of several seeds together, and compare them with the baseline."""
+    from .compare import baseline_of, compare, ideas_of
+    from .table import read_settings
+
+    whole = [curve for curve in curves if curve.kind == "validate" and curve.stage is None]
+    ideas = ideas_of(whole, {curve.model: read_settings(arguments.out_dir, curve.model) for curve in whole})
+    baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
+    return ideas, compare(ideas, baseline_of(ideas, baseline)) if ideas else []
 
 
 def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: Container[Path] | None) -> None:
     """Draw a picture for each file, and those that compare models."""
+    from .compare import ideas_of
     from .plot import THEMES, draw_curve, draw_differences, draw_together, same_tokens
     from .runs import KINDS
+    from .table import read_settings
 
     theme, look = THEMES[arguments.theme or "light"], (arguments.x, arguments.smooth)
 
     def is_due(*shown: Curve | None) -> bool:
         return changed is None or any(curve is not None and curve.path in changed for curve in shown)
 
+    settings = {curve.model: read_settings(arguments.out_dir, curve.model) for curve in curves}
     by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
     for curve in curves:
         validation = by_key.get((curve.model, "validate", curve.stage)) if curve.kind == "train" else None
@@ -160,9 +187,10 @@ def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: 
         whole = [curve for curve in curves if curve.kind == kind and curve.stage is None]
         if len(whole) > 1:
             if is_due(*whole):
-                _write(draw_together(whole, *look, theme, comparable), arguments.out_dir / f"all_{kind}", arguments)
+                ideas = ideas_of(whole, settings)
+                _write(draw_together(whole, *look, theme, comparable, ideas), arguments.out_dir / f"all_{kind}", arguments)
                 baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
-                _write(draw_differences(whole, *look, baseline, theme, comparable), arguments.out_dir / f"all_{kind}_diff", arguments)
+                _write(draw_differences(whole, *look, baseline, theme, comparable, ideas), arguments.out_dir / f"all_{kind}_diff", arguments)
                 if baseline != arguments.baseline:
                     print(f"all_{kind}_diff: {arguments.baseline} has no {kind} statistics of a whole run; each is minus the longest run")
         elif changed is None:

@@ -23,6 +23,8 @@ FLOOR: dict[str, Any] = {"linestyle": (0, (4, 3)), "linewidth": 1.0}
 # Events of a run, along the lower edge: marker and size; the first ones are drawn behind.
 MARKS: dict[str, tuple[str, float]] = {"saved": ("|", 7), "resumed": ("^", 6), "batch skipped": ("x", 6)}
 TIME_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
+BANDS = {False: "band: ± 1 standard error of the samples", True: "band: ± 1 standard deviation over the seeds"}
+BAND = 0.2  # opacity
 DPI = 110
 SMALL = 8.0  # font size of what is written into the panels
 MOST_POINTS = 2000  # drawn of one curve: several per pixel of the widest panel
@@ -46,6 +48,9 @@ class Line:
     y: Floats
     raw: Floats
     validation: bool
+    breaks: Sequence[int] = ()  # indexes at which the line begins anew
+    band: Floats | None = None  # how far y is uncertain to both sides
+    of_seeds: bool = False  # the mean of several runs
 
     @property
     def marker(self) -> str:
@@ -146,7 +151,12 @@ def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
         axes.plot(line.x[chosen], line.raw[chosen], color=line.color, linewidth=0.7, alpha=alpha, zorder=2)
     for line in panel.lines:
         chosen = thin(line.y, MOST_POINTS)
-        axes.plot(line.x[chosen], line.y[chosen], color=line.color, linestyle=line.style, marker=line.marker, markersize=4, linewidth=1.6, zorder=3)
+        gaps = [index for index in chosen.searchsorted(np.array(line.breaks, dtype=np.intp)).tolist() if 0 < index < len(chosen)]
+        x, y = (np.insert(values[chosen], gaps, np.nan) for values in (line.x, line.y))
+        axes.plot(x, y, color=line.color, linestyle=line.style, marker=line.marker, markersize=4, linewidth=1.6, zorder=3)
+        if line.band is not None:
+            band = np.insert(line.band[chosen], gaps, np.nan)
+            axes.fill_between(x, y - band, y + band, color=line.color, alpha=BAND, linewidth=0, zorder=1.5)
     if not any(line.x.size for line in panel.lines):
         axes.tick_params(labelleft=False, labelbottom=False)
         axes.text(0.5, 0.5, "nothing recorded yet", transform=axes.transAxes, ha="center", va="center", color=theme.soft)
@@ -155,6 +165,7 @@ def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
 def _legend_entries(panels: Sequence[Panel], theme: Theme) -> list[tuple[str, Artist]]:
     """Collect what the legend explains: each line once, then what the marks mean."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     entries: dict[tuple[str, str, str], Artist] = {}
     for panel in panels:
@@ -165,6 +176,8 @@ def _legend_entries(panels: Sequence[Panel], theme: Theme) -> list[tuple[str, Ar
     result = [(label, handle) for (label, _, _), handle in entries.items()]
     if any(panel.raw_lines for panel in panels):
         result.append(("pale: before smoothing", Line2D([], [], color=theme.ink, alpha=0.3, linewidth=0.7)))
+    if bands := list(dict.fromkeys(BANDS[line.of_seeds] for panel in panels for line in panel.lines if line.band is not None)):
+        result.append((" / ".join(bands), Patch(color=theme.ink, alpha=BAND, linewidth=0)))
     if np.isfinite([floor for panel in panels for floor in panel.floors]).any():
         result.append(("floor: the lowest loss that these texts allow", Line2D([], [], color=theme.soft, **FLOOR)))
     for kind in MARKS:

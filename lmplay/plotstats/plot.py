@@ -5,6 +5,7 @@ is lost (:func:`~lmplay.plotstats.runs.thin`).
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..files import write_atomic
 from ..stats.figures import BY_NAME, FIGURES, Figure
 from ..words import cut
+from .compare import Idea, baseline_of
 from .panels import Line, Panel, make_figure
 from .runs import Curve, Floats, Stage, difference, source_column
 from .theme import THEMES, Theme
@@ -59,36 +61,42 @@ def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], s
     return make_figure(panels, len(x_names), [curve.model, " · ".join([f"experiment {curve.experiment}", KIND_NAMES[curve.kind], *stage, *state])], theme)
 
 
-def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT, comparable: bool = True) -> Picture:
+def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme = LIGHT, comparable: bool = True,
+                  ideas: Sequence[Idea] | None = None) -> Picture:
     """Draw the same kind of curve of several models into the same panels.
 
     :param curves: one for each model, all of one kind.
     :param smoothing: see :func:`~lmplay.plotstats.runs.window_of`.
+    :param ideas: the models of one idea, which differ in the seed alone, are drawn as one line, their mean; None = each model is one.
     :param comparable: whether losses per token can be compared (see :func:`same_tokens`); else the title warns.
     """
+    ideas = ideas or [Idea(curve.model, (curve,)) for curve in curves]
+
     def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
         stages = _shared_stages(curves, x_name)
         floors = _shared_floors(curves) if stages and figure is LOSS else ()
-        marks = [mark for curve, line in zip(curves, lines, strict=True) for mark in _marks(curve, x_name, line.color, line.color)]
+        marks = [mark for idea, line in zip(ideas, lines, strict=True) for curve in idea.runs for mark in _marks(curve, x_name, line.color, line.color)]
         return Panel(x_name, figure, lines, stages, floors, marks)
 
-    return _draw_models(curves, x_names, smoothing, theme, comparable, panel, "")
+    return _draw_models(ideas, x_names, smoothing, theme, comparable, panel, "")
 
 
 def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, baseline: str | None = None, theme: Theme = LIGHT,
-                     comparable: bool = True) -> Picture:
-    """Draw each model minus a baseline, or minus the one that got farthest on the same x axis; see :func:`draw_together`.
+                     comparable: bool = True, ideas: Sequence[Idea] | None = None) -> Picture:
+    """Draw each model minus a baseline, or minus the one with most samples, the same in all panels; see :func:`draw_together`.
 
-    :param baseline: the model to subtract, one of those of `curves`; None = the one that got farthest.
+    :param baseline: the model to subtract, one of those of `curves`; None = the one with most samples.
     """
+    ideas = ideas or [Idea(curve.model, (curve,)) for curve in curves]
+    chosen = baseline_of(ideas, baseline)
+    number, name = ideas.index(chosen), cut(chosen.label, 40)
+
     def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
-        chosen = next((curve for curve in curves if curve.model == baseline), None) or _longest(curves, x_name, figure.name)
-        base, name = lines[curves.index(chosen)], cut(chosen.model, 40)
+        base = lines[number]
         better = {None: f"zero = {name}", True: f"above zero = better than {name}", False: f"below zero = better than {name}"}[figure.higher_is_better]
         return Panel(x_name, figure, _all_minus(lines, base), _shared_stages(curves, x_name), note=(better, base.color))
 
-    minus = f", each minus {'the longest run' if baseline is None else cut(baseline, 40)}"
-    return _draw_models(curves, x_names, smoothing, theme, comparable, panel, minus)
+    return _draw_models(ideas, x_names, smoothing, theme, comparable, panel, f", each minus {name}")
 
 
 def save(picture: Picture, path: Path) -> None:
@@ -115,14 +123,15 @@ def same_tokens(curves: Sequence[Curve]) -> bool:
     return not medians or max(medians) <= (1 + SAME_TOKENS) * min(medians)
 
 
-def _draw_models(curves: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme, comparable: bool,
+def _draw_models(ideas: Sequence[Idea], x_names: Sequence[str], smoothing: float | None, theme: Theme, comparable: bool,
                  panel: Callable[[str, Figure, list[Line]], Panel], minus: str) -> Picture:
     """Draw several models.
 
     :param panel: makes the panel of an x axis and a figure from a line for each model.
     :param minus: what the title says of a baseline.
     """
-    panels = [panel(x_name, figure, _lines(curves, x_name, figure.name, smoothing, theme)) for figure in _measured(curves, comparable) for x_name in x_names]
+    curves = [curve for idea in ideas for curve in idea.runs]
+    panels = [panel(x_name, figure, _lines(ideas, x_name, figure.name, smoothing, theme)) for figure in _measured(curves, comparable) for x_name in x_names]
     title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models{minus}"
     return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
 
@@ -154,38 +163,70 @@ def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: fl
 
 
 def _line(curve: Curve, x_name: str, y_name: str, smoothing: float | None, label: str, color: str, style: str = "-") -> Line:
-    """Prepare a column of a curve; validation points are few and means already, so they stay as they are."""
+    """Prepare a column of a curve; validation points are few and means already, so they stay as they are, and those of two stages are of other samples."""
     validation = curve.kind == "validate"
     x, raw = curve.points(x_name, y_name)
     _, y = curve.smoothed(x_name, y_name, 0 if validation else smoothing)
-    return Line(label, color, style, x, y, raw, validation)
+    return Line(label, color, style, x, y, raw, validation, curve.borders(y_name) if validation else (), _error(curve, x_name, y_name))
 
 
-def _lines(curves: Sequence[Curve], x_name: str, y_name: str, smoothing: float | None, theme: Theme) -> list[Line]:
-    """Prepare one line for each model; colours first, line styles where these run out."""
-    many = len({curve.experiment for curve in curves}) > 1
+def _error(curve: Curve, x_name: str, y_name: str) -> Floats | None:
+    """Give the standard errors of the points of a column; None where they were not measured."""
+    if y_name != LOSS.name:
+        return None
+    known = np.isfinite(curve.columns[x_name]) & np.isfinite(curve.columns[y_name])
+    errors = curve.columns["standard_error"][known]
+    return errors if np.isfinite(errors).any() else None
+
+
+def _lines(ideas: Sequence[Idea], x_name: str, y_name: str, smoothing: float | None, theme: Theme) -> list[Line]:
+    """Prepare one line for each idea; colours first, line styles where these run out."""
+    many = len({curve.experiment for idea in ideas for curve in idea.runs}) > 1
     lines = []
-    for index, curve in enumerate(curves):
-        label = f"{cut(curve.model, 40)}{f' ({cut(curve.experiment, 30)})' if many else ''}{', not finished' if curve.running else ''}"
+    for index, idea in enumerate(ideas):
+        first, running = idea.runs[0], any(curve.running for curve in idea.runs)
+        label = f"{cut(idea.label, 40)}{f' ({cut(first.experiment, 30)})' if many else ''}{', not finished' if running else ''}"
         color, style = theme.curves[index % len(theme.curves)], STYLES[index // len(theme.curves) % len(STYLES)]
-        lines.append(_line(curve, x_name, y_name, smoothing, label, color, style))
+        lines.append(_mean([_line(curve, x_name, y_name, smoothing, label, color, style) for curve in idea.runs]))
     return lines
+
+
+def _mean(lines: Sequence[Line]) -> Line:
+    """Prepare the mean of the lines of several seeds, where all of them have values, with their standard deviation as its band."""
+    first, *others = lines
+    if not others:
+        return first
+    zero = np.zeros(len(first.x))
+    own, gaps = _minus(first, replace(first, y=zero, raw=zero)), [_minus(first, other) for other in others]
+    kept = np.all([np.isin(own.x, gap.x) for gap in gaps], axis=0)
+    values = np.array([own.y[kept], *(own.y[kept] - gap.y[np.isin(gap.x, own.x[kept])] for gap in gaps)])
+    y = values.mean(axis=0)
+    return replace(own, x=own.x[kept], y=y, raw=y, breaks=[int(kept[:index].sum()) for index in own.breaks], band=values.std(axis=0, ddof=1), of_seeds=True)
 
 
 def _all_minus(lines: Sequence[Line], base: Line) -> list[Line]:
     """Prepare the differences, and the baseline itself up to the end of the longest other line."""
     others = [_minus(line, base) for line in lines if line is not base]
     reach = max((line.x[-1] for line in others if line.x.size), default=np.inf)
-    near = base.x <= reach
-    zero = _minus(replace(base, x=base.x[near], y=base.y[near], raw=base.raw[near]), base)
+    near = int(np.searchsorted(base.x, reach, side="right"))
+    zero = replace(base, x=base.x[:near], y=np.zeros(near), raw=np.zeros(near), band=None)
     return [zero if line is base else others.pop(0) for line in lines]
 
 
 def _minus(line: Line, base: Line) -> Line:
-    """Prepare the difference of two lines."""
-    x, y = difference(line.x, line.y, base.x, base.y)
-    _, raw = difference(line.x, line.raw, base.x, base.raw)
-    return replace(line, x=x, y=y, raw=raw)
+    """Prepare the difference of two lines, part by part where both have as many."""
+    parts = [_parts(one) for one in (line, base)]
+    if len(parts[0]) != len(parts[1]):
+        parts = [[slice(None)], [slice(None)]]
+    found = [[difference(line.x[mine], values[mine], base.x[its], of_base[its]) for mine, its in zip(*parts, strict=True)]
+             for values, of_base in ((line.y, base.y), (line.raw, base.raw))]
+    (x, y), (_, raw) = ([np.concatenate(column) for column in zip(*of_parts, strict=True)] for of_parts in found)
+    return replace(line, x=x, y=y, raw=raw, band=None, breaks=np.cumsum([len(places) for places, _ in found[0]])[:-1].tolist())
+
+
+def _parts(line: Line) -> list[slice]:
+    """List the parts of a line."""
+    return [slice(begin, end) for begin, end in itertools.pairwise([0, *line.breaks, len(line.x)])]
 
 
 def _longest(curves: Sequence[Curve], x_name: str, y_name: str) -> Curve:

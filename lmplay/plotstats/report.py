@@ -100,13 +100,15 @@ def _line(curve: Curve, column: str, smoothing: float | None, most: int) -> dict
     window = window_of(smoothing, len(rows)) if curve.kind == "train" and column != "lr" else 1
     raw = values[rows]
     soft = smooth(raw, window, curve.borders(column)) if window > 1 else raw
-    return {"line": _points(curve, rows, soft, most), "raw": _points(curve, rows, raw, most) if window > 1 else None}
+    borders = curve.borders(column) if curve.kind == "validate" else []
+    return {"line": _points(curve, rows, soft, most, borders), "raw": _points(curve, rows, raw, most) if window > 1 else None}
 
 
-def _points(curve: Curve, rows: NDArray[np.intp], y: Floats, most: int) -> dict[str, list[float | None]]:
-    """Thin a curve to what can be seen, with eight digits."""
+def _points(curve: Curve, rows: NDArray[np.intp], y: Floats, most: int, borders: Sequence[int] = ()) -> dict[str, list[Any]]:
+    """Thin a curve to what can be seen, with eight digits, and say where it begins anew."""
     kept = thin(y, most)
-    return {**{name: _numbers(curve.columns[name][rows[kept]]) for name in X_NAMES}, "y": _numbers(y[kept])}
+    return {**{name: _numbers(curve.columns[name][rows[kept]]) for name in X_NAMES}, "y": _numbers(y[kept]),
+            "breaks": kept.searchsorted(np.array(borders, dtype=np.intp)).tolist()}
 
 
 def _run(name: str, curves: Sequence[Curve]) -> dict[str, Any]:

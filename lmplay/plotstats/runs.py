@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,24 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
+class JudgedSet:
+    """The newest evaluation of a set: `figures` by name (None = unknown), and of each sample its identity, loss (nats), tokens and bytes, (samples,)."""
+
+    samples: int  # of training before it
+    figures: dict[str, float | None]
+    identity: list[int]
+    loss_sum: Floats
+    tokens: Floats
+    n_bytes: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Curve:
     """One statistics file.
 
     Every array of `columns` is (rows,) float64, NaN where nothing was measured. `sources` are those with a loss by source (`source_column` names its column),
-    the one with most tokens first. `declared` are the figures that the file describes itself: those of an objective.
+    the one with most tokens first. `declared` are the figures that the file describes itself: those of an objective. `best` is the lowest validation loss of
+    the newest stage (NaN = unknown), `judged` the newest evaluation of each set of samples that is not older than the newest validation.
     """
 
     path: Path
@@ -54,6 +67,8 @@ class Curve:
     columns: dict[str, Floats]
     sources: tuple[str, ...] = ()
     declared: tuple[Figure, ...] = ()
+    best: float = float("nan")
+    judged: Mapping[str, JudgedSet] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -74,9 +89,10 @@ class Curve:
         return float(known[-1]) if known.size else float("nan")
 
     def lowest(self, name: str) -> float:
-        """Return the lowest known value of a column, NaN if there is none."""
-        values = self.columns[name]
-        return float(np.nanmin(values)) if np.isfinite(values).any() else float("nan")
+        """Return the lowest known value of a column in the newest stage that has one, NaN if there is none; other stages judge other samples."""
+        _, values = self.points("tokens", name)
+        parts = [part for part in np.split(values, self.borders(name)) if part.size]
+        return float(parts[-1].min()) if parts else float("nan")
 
     def borders(self, y_name: str) -> list[int]:
         """Find where each stage but the first begins among the known values of a column.
@@ -245,7 +261,23 @@ def _curve_of(path: Path, content: Any) -> Curve:
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
         resumes=_marks_of(clock.get("resumes") or []), saves=_marks_of(clock.get("saves") or []), columns=_columns_of(lists, further),
-        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])), declared=declared)
+        sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])), declared=declared,
+        best=_number((content.get("best") or {}).get("loss") if "judged" in content else None), judged=_judged_of(content.get("judged") or {}))
+
+
+def _judged_of(sets: dict[str, dict[str, Any]]) -> dict[str, JudgedSet]:
+    """Read the newest evaluations, those that are as new as the newest of them."""
+    newest = max((one["samples"] for one in sets.values()), default=0)
+    return {str(name): _judged_set(one) for name, one in sets.items() if one["samples"] == newest}
+
+
+def _judged_set(one: dict[str, Any]) -> JudgedSet:
+    """Read an evaluation."""
+    identity, columns = [int(value) for value in one["identity"]], [np.array(one[name], dtype=np.float64) for name in ("loss_sum", "tokens", "bytes")]
+    if any(values.shape != (len(identity),) for values in columns):
+        raise ValueError("the samples of an evaluation have columns of different lengths")
+    figures = {name: value for name, value in one.items() if not isinstance(value, (list, np.ndarray)) and name != "samples"}
+    return JudgedSet(int(one["samples"]), figures, identity, *columns)
 
 
 def _marks_of(marks: list[dict[str, float]]) -> dict[str, Floats]:

@@ -20,8 +20,9 @@ _LOSS = "{:.4f}".format
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("model", "model", str), ("experiment", "experiment", str), ("samples", "samples", compact), ("tokens", "tokens", compact),
     ("time", "seconds", duration), ("tokens/s", "tokens_per_second", compact), ("train loss", "train_loss", _LOSS),
-    ("validation", "validation_loss", _LOSS), ("best loss", "best_validation_loss", _LOSS), ("bits/byte", "bits_per_byte", _LOSS),
-    ("best bits", "best_bits_per_byte", _LOSS))
+    ("validation", "validation_loss", _LOSS), ("± error", "standard_error", _LOSS), ("best loss", "best_validation_loss", _LOSS),
+    ("bits/byte", "bits_per_byte", _LOSS), ("best bits", "best_bits_per_byte", _LOSS),
+    ("accuracy", "accuracy", "{:.1%}".format), ("by edits", "edit_accuracy", "{:.1%}".format))
 _MOST_CELL = 32  # letters of a setting
 
 
@@ -39,8 +40,12 @@ def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]
             "model": name, "experiment": (train or validation or mine[0]).experiment, "running": any(curve.running for curve in whole.values()),
             "samples": _figure(train, Curve.last, "samples"), "tokens": tokens, "seconds": seconds,
             "tokens_per_second": tokens / seconds if tokens is not None and seconds else None, "train_loss": _figure(train, Curve.last, "loss"),
-            "validation_loss": _figure(validation, Curve.last, "loss"), "best_validation_loss": _figure(validation, Curve.lowest, "loss"),
+            "validation_loss": _figure(validation, Curve.last, "loss"), "standard_error": _figure(validation, Curve.last, "standard_error"),
+            "best_validation_loss": _figure(validation, _best, "loss"),
             "bits_per_byte": _figure(validation, Curve.last, "bits_per_byte"), "best_bits_per_byte": _figure(validation, Curve.lowest, "bits_per_byte"),
+            "accuracy": _figure(validation, Curve.last, "accuracy"), "edit_accuracy": _figure(validation, Curve.last, "edit_accuracy"),
+            "written_accuracy": _figure(validation, Curve.last, "written_accuracy"),
+            "sets": {key: dict(one.figures) for key, one in validation.judged.items()} if validation is not None else {},
             "settings": {key: values[name] for key, values in differing.items()}})
     return runs
 
@@ -72,7 +77,7 @@ def differing_settings(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict
     :param settings: by run; runs without settings are not compared.
     :return: for each setting that differs its value in every run (None = missing); those of a plan's stages are named STAGE.KEY.
     """
-    flat = {name: _flatten(one) for name, one in settings.items() if one}
+    flat = {name: flatten(one) for name, one in settings.items() if one}
     keys = dict.fromkeys(key for one in flat.values() for key in one)
     differing = [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in flat.values()}) > 1]
     return {key: {name: flat.get(name, {}).get(key) for name in settings} for key in differing}
@@ -83,7 +88,7 @@ def show(value: Any) -> str:
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
+def flatten(settings: dict[str, Any]) -> dict[str, Any]:
     """Put model arguments and the stages of the plan beside the settings."""
     arguments, plan = settings.get("model_args"), settings.get("plan")
     stages = plan.get("stages") if isinstance(plan, dict) else None
@@ -98,6 +103,11 @@ def _figure(curve: Curve | None, pick: Callable[[Curve, str], float], name: str)
     """Pick one value of a curve, None if there is none."""
     value = math.nan if curve is None else pick(curve, name)
     return None if math.isnan(value) else value
+
+
+def _best(curve: Curve, name: str) -> float:
+    """Give the best validation loss of the newest stage: that of the file, if it has one, for its columns may hold means."""
+    return curve.lowest(name) if math.isnan(curve.best) else curve.best
 
 
 def _cell(value: Any, form: Callable[[Any], str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..words import bytes_in_words, clock
+from ..words import bytes_in_words, clock, counted
 from .records import RunStart, StageStart
 
 
@@ -50,4 +50,7 @@ def stage_lines(stage: StageStart) -> list[str]:
              + (f", {stage.frozen} parameters frozen" if stage.frozen else "")]
     if stage.floor is not None:
         lines.append(f"   floor: {stage.floor:.3f} nats per token, {stage.floor_bits:.3f} bits per byte: no model can do better on this text")
-    return lines if stage.has_validation else [*lines, "   no validation: no rows are held out"]
+    if not stage.has_validation:
+        return [*lines, "   no validation: no rows are held out"]
+    return [*lines, "   validation of all held-out samples" if stage.validation_samples is None else
+            f"   validation of {counted(stage.validation_samples, 'held-out sample')}, the same each time"]

@@ -1,6 +1,7 @@
 """Completions while training (`--sample-prompts`): at each validation the model continues the same prompts.  Report floor.
 
-NAME_samples.jsonl has a JSON object per line: step, samples, stage, prompt, text.  On a resume, lines after the checkpoint's step are removed.
+NAME_samples.jsonl has a JSON object per line: step, samples, stage, prompt, text; where the prompt's file has the truth behind a tab, also truth and
+edit_accuracy.  On a resume, lines after the checkpoint's step are removed.
 """
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
 from ..files import check_is_file, write_text
+from ..stats.accuracy import count_edits
 from ..stats.figures import Progress
 from ..tokenizer import Tokenizer
 from ..writing.generation import generate
@@ -88,19 +90,19 @@ class CompletionWriter:
         """
         if not self.prompts or step == self._newest:
             return []
-        ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts]
+        ids = [[tokenizer.end_id, *tokenizer.encode(_split(prompt)[0]).ids.tolist()] for prompt in self.prompts]
         seeds = [hash64(self.seed, int(step), number) >> 1 for number in range(len(ids))]
         new: list[list[int]] = [[] for _ in ids]
         was_training = model.training
         try:
-            for first in range(0, len(ids), _AT_ONCE):
-                part = slice(first, first + _AT_ONCE)
-                for tokens in generate(model, ids[part], tokenizer.end_id, context_len, _SAMPLING, seeds[part], self.tokens):
+            for part, sampling in self._parts():
+                for tokens in generate(model, [ids[number] for number in part], tokenizer.end_id, context_len, sampling, [seeds[number] for number in part],
+                                       self.tokens):
                     if interrupted():
                         return None
-                    for text, token in zip(new[part], tokens, strict=True):
+                    for number, token in zip(part, tokens, strict=True):
                         if token is not None:
-                            text.append(token)
+                            new[number].append(token)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -115,8 +117,8 @@ class CompletionWriter:
         if not texts:
             return []
         self._newest = progress.step
-        rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, "prompt": prompt, "text": text}
-                                      for prompt, text in zip(self.prompts, texts, strict=True)]
+        rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, **_compared(line, text)}
+                                      for line, text in zip(self.prompts, texts, strict=True)]
         try:
             check_is_file(self.path)
             with open(self.path, "ab") as file:
@@ -125,11 +127,34 @@ class CompletionWriter:
             self._warn(error)
         return rows
 
+    def _parts(self) -> list[tuple[list[int], Sampling]]:
+        """Divide the prompts into batches: those whose truth is known are continued with the most probable token each time."""
+        parts = []
+        for known, sampling in ((False, _SAMPLING), (True, Sampling(temperature=0))):
+            numbers = [number for number, line in enumerate(self.prompts) if (_split(line)[1] is not None) == known]
+            parts += [(numbers[first:first + _AT_ONCE], sampling) for first in range(0, len(numbers), _AT_ONCE)]
+        return parts
+
     def _warn(self, error: OSError | MemoryError) -> None:
         """Warn once."""
         if not self._warned:
             self.say(f"WARNING: --sample-prompts: {self.path} lacks what the model writes ({getattr(error, 'strerror', None) or error}); training goes on.")
         self._warned = True
+
+
+def _split(line: str) -> tuple[str, str | None]:
+    """Split a line of the prompts' file into the prompt and, behind a tab, the truth (None = unknown)."""
+    prompt, tab, truth = line.partition("\t")
+    return prompt, truth if tab else None
+
+
+def _compared(line: str, text: str) -> dict[str, Any]:
+    """Put prompt and text into a row; where the truth is known, with the word accuracy by edit distance."""
+    prompt, truth = _split(line)
+    if truth is None:
+        return {"prompt": prompt, "text": text}
+    right, words = count_edits(truth, text)
+    return {"prompt": prompt, "text": text, "truth": truth, "edit_accuracy": right / words if words else 1.0}
 
 
 def _line(row: dict[str, Any]) -> str:

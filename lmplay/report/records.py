@@ -84,7 +84,8 @@ class StageStart:
 
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
     counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
-    samples and tokens of the stages after this one (None = unknown). `reads` are lines: which columns are read as what, and which files.
+    samples and tokens of the stages after this one (None = unknown). `reads` are lines: which columns are read as what, and which files. `validation_samples`
+    are those of a validation (None = all held-out ones).
     """
 
     name: str
@@ -100,6 +101,7 @@ class StageStart:
     floor: float | None
     floor_bits: float | None
     has_validation: bool
+    validation_samples: int | None
     to_come: Mapping[str, int] | None
     reads: Sequence[str] = ()
 
@@ -126,12 +128,15 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ValidationDone:
-    """A validation (`final` = the longer one that ends a stage): its figures, None where unknown, and one piece as the model sees it."""
+    """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it."""
 
     final: bool
     loss: float
+    standard_error: float | None
     bits_per_byte: float | None
     accuracy: float
+    edit_accuracy: float
+    written_accuracy: float | None
     floor: float | None
     prompt: str
     truth: str
@@ -150,7 +155,8 @@ class EarlyEnd:
 
 @dataclass(frozen=True)
 class StageEnd:
-    """A stage that is done: its totals, the share of each source, and lines about rows that gave no sample (`lost`)."""
+    """A stage that is done: its totals, the share of each source, lines about rows that gave no sample (`lost`), and what was found on sets of samples that
+    are not trained on."""
 
     name: str
     totals: Mapping[str, int]
@@ -159,6 +165,7 @@ class StageEnd:
     final: Judged | None
     best: Judged | None
     early: EarlyEnd | None
+    sets: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

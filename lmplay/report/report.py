@@ -21,7 +21,7 @@ from .banner import banner_fields, banner_lines, stage_lines
 from .console import Console
 from .progress import ProgressLine, shorten
 from .records import RunEnd, RunStart, StageEnd, StageStart, StepDone, Stop, ValidationDone
-from .summary import file_fields, file_lines, result_lines, stage_end_lines
+from .summary import file_fields, file_lines, loss_in_words, result_lines, stage_end_lines
 
 # Seconds between two plain progress lines, two printed examples, and two updates of the progress line on a terminal.
 _PLAIN_SECONDS, _EXAMPLE_SECONDS, _SHOWN_SECONDS = 10.0, 20.0, 0.3
@@ -96,8 +96,11 @@ class Report:
     def validation(self, found: ValidationDone) -> None:
         """Show a validation: its figures in the progress line, and an example now and then."""
         self._progress.validation = found.loss
-        lines = [f"{'final validation' if found.final else 'validation'}: loss {found.loss:.3f} nats per token"
-                 + (f", {found.bits_per_byte:.3f} bits per byte" if found.bits_per_byte is not None else "") + f", word accuracy {found.accuracy:.1%}"
+        error = f" ± {found.standard_error:.3f}" if found.standard_error is not None else ""
+        lines = [f"{'final validation' if found.final else 'validation'}: loss {found.loss:.3f}{error} nats per token"
+                 + (f", {found.bits_per_byte:.3f} bits per byte" if found.bits_per_byte is not None else "")
+                 + f", word accuracy {found.accuracy:.1%} (by edit distance {found.edit_accuracy:.1%})"
+                 + (f", of texts that the model writes {found.written_accuracy:.1%}" if found.written_accuracy is not None else "")
                  + (f", floor of these samples {found.floor:.3f}" if found.floor is not None else "")]
         shown = found.final or self._verbose or time.monotonic() - self._last_example >= _EXAMPLE_SECONDS
         if shown:
@@ -110,7 +113,7 @@ class Report:
         """Close a stage."""
         self._close_bar()
         self._console.say("\n".join(stage_end_lines(stage)), "stage done", stage=stage.name, totals=dict(stage.totals), sources=stage.sources,
-                          lost=stage.lost, final=stage.final, best=stage.best, ended_early=stage.early is not None)
+                          lost=stage.lost, final=stage.final, best=stage.best, sets=stage.sets, ended_early=stage.early is not None)
 
     def grads(self, stage: str, lines: Sequence[str]) -> None:
         """Say what a check of the gradients has found."""
@@ -160,7 +163,7 @@ class Report:
                  f"{end.progress.seconds:,.0f} s of training"]
         if final is not None:
             floor = f", {final['loss'] / final['floor'] - 1:+.1%} from its floor {final['floor']:.3f}" if "floor" in final else ""
-            lines.append(f"final validation loss {final['loss']:.3f} nats per token{floor}")
+            lines.append(f"final validation loss {loss_in_words(final)}{floor}")
         lines += [*result_lines(end), *([f"weights     {weights}"] if weights is not None else []), f"model       {end.files.model}", *file_lines(end.files)]
         self._console.say("\n".join(lines), "done", always=True, samples=end.progress.samples, tokens=end.progress.tokens, seconds=end.progress.seconds,
                           final=final, best=end.best, weights=weights and str(weights), **file_fields(end))

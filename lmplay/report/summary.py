@@ -4,8 +4,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..stats.totals import Judged
 from ..words import bytes_in_words, counted
 from .records import RunEnd, RunFiles, StageEnd
+
+_SET_COLUMNS = (("loss", "loss", "{:.4f}"), ("± error", "standard_error", "{:.4f}"), ("perplexity", "perplexity", "{:,.2f}"),
+                ("bits/byte", "bits_per_byte", "{:.4f}"), ("accuracy", "accuracy", "{:.1%}"), ("by edits", "edit_accuracy", "{:.1%}"))
 
 
 def stage_end_lines(stage: StageEnd) -> list[str]:
@@ -24,14 +28,30 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
              f"{counted(totals['broken_samples'], 'batch end')} inside a sample{more}"]
     if stage.sources:
         lines.append("   " + "; ".join(_describe_source(name, said) for name, said in stage.sources.items()))
-    return lines + [f"   {line}" for line in stage.lost]
+    return lines + [f"   {line}" for line in stage.lost] + _sets_table(stage.sets)
+
+
+def loss_in_words(judged: Judged) -> str:
+    """Write a validation loss with its standard error, if that is known."""
+    error = f" ± {judged['standard_error']:.3f}" if "standard_error" in judged else ""
+    return f"{judged['loss']:.3f}{error} nats per token"
+
+
+def _sets_table(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lay out what was found on each set of samples."""
+    rows = [["set", "samples", "tokens", *(heading for heading, _, _ in _SET_COLUMNS)]]
+    rows += [[name.replace("_", " "), f"{one['n_samples']:,}", f"{one['n_tokens']:,}",
+              *("-" if one.get(key) is None else form.format(one[key]) for _, key, form in _SET_COLUMNS)] for name, one in sets.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["   " + "  ".join(f"{cell:{'>' if number else '<'}{width}}" for number, (cell, width) in enumerate(zip(row, widths, strict=True)))
+            for row in rows] if sets else []
 
 
 def result_lines(end: RunEnd) -> list[str]:
     """Say what a run has reached, and its memory and compilations."""
     lines = []
     if end.best is not None:
-        lines.append(f"best validation loss {end.best['loss']:.3f} nats per token at {end.best['samples']:,} samples")
+        lines.append(f"best validation loss {loss_in_words(end.best)} at {end.best['samples']:,} samples")
     if end.peak_memory is not None:
         lines.append(f"peak memory {bytes_in_words(end.peak_memory)}")
     if end.graphs is not None:

@@ -1,9 +1,16 @@
-"""Word accuracy: how many words of the truth were predicted at their positions.  Stats floor, no torch."""
+"""Word accuracy: how many words of the truth were predicted at their positions, or by edit distance.  Stats floor, no torch."""
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..words import WORD
+
+try:
+    from editdistance import eval as _distance
+except ImportError:  # there are no wheels for this Python
+    _distance = None
 
 
 def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int, int]:
@@ -21,3 +28,25 @@ def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int
     first = borders.searchsorted(2 * words[:, 0], "right") - 1
     stop = np.minimum(borders.searchsorted(2 * words[:, 1]), len(borders) - 1)  # a piece may end inside a character
     return int((wrong_before[stop] == wrong_before[first]).sum()), len(words)
+
+
+def count_edits(truth: str, predicted: str) -> tuple[int, int]:
+    """Count the words of the longer of two texts, and those that are left when the edit distance between the words of both is taken off.
+
+    :return: (right, all) words and punctuation marks.
+    """
+    words, others = WORD.findall(truth), WORD.findall(predicted)
+    most = max(len(words), len(others))
+    return most - (edit_distance if _distance is None else _distance)(words, others), most
+
+
+def edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the fewest words to insert, delete or replace that make one text of the other (Levenshtein 1966), where the package editdistance is missing."""
+    numbers: dict[str, int] = {}
+    columns = np.array([numbers.setdefault(word, len(numbers)) for word in other], dtype=np.int64)
+    steps = np.arange(len(other) + 1)
+    row = steps.copy()
+    for count, word in enumerate(one, 1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (columns != numbers.get(word, -1)))
+        row = np.minimum.accumulate(np.concatenate([[count], best]) - steps) + steps
+    return int(row[-1])

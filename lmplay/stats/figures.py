@@ -26,6 +26,15 @@ class SourceLoss(NamedTuple):
     n_tokens: float
 
 
+class SampleLoss(NamedTuple):
+    """A sample's part of a validation: `identity` is a hash of its text; sum of the losses (nats), tokens to be learned, and bytes of their text."""
+
+    identity: int
+    loss_sum: float
+    n_tokens: float
+    n_bytes: float
+
+
 class Mark(TypedDict):
     """Where a run was saved or resumed (seconds of training)."""
 
@@ -109,6 +118,36 @@ class Figure:
         return [None if value is None else math.exp(min(value, 700.0)) for value in values] if self.exp else values
 
 
+@dataclass(frozen=True)
+class StandardError(Figure):
+    """The standard error of a loss per token: how far it would lie from that of other samples of the same kind.
+
+    The samples, not the tokens, are independent. The loss is the ratio R = Σ loss / Σ tokens, whose variance is n / (n - 1) Σ (loss - R tokens)² / (Σ tokens)²
+    (Cochran 1977, "Sampling Techniques", chapter 6). A row of several validations, all of the same n samples, has their mean.
+    """
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        return "loss_sum", "n_tokens", *SPREAD, "steps"
+
+    def column(self, rows: Mapping[str, Sequence[Any]]) -> Values:
+        return [_standard_error(*values) for values in zip(*(rows[name] for name in self.raw), strict=True)]
+
+
+# Sums over the samples of a validation: their number, the squares of their losses, of loss by tokens, and of their tokens.
+SPREAD = ("judged", "loss_squares", "loss_by_tokens", "token_squares")
+
+
+def _standard_error(loss_sum: float, n_tokens: float, judged: float, loss_squares: float, loss_by_tokens: float, token_squares: float,
+                    validations: float) -> float | None:
+    """Compute a standard error from the sums over some validations; None with fewer than two samples."""
+    if not validations or judged < 2 * validations or not n_tokens:
+        return None
+    ratio, count = loss_sum / n_tokens, judged / validations
+    squares = max(0.0, loss_squares - 2 * ratio * loss_by_tokens + ratio * ratio * token_squares) / validations
+    return math.sqrt(count / (count - 1) * squares) / (n_tokens / validations)
+
+
 _Column = partial(Figure, panel=False, chart=False)
 _Chart = partial(Figure, panel=False)
 # The order of the columns in the files, and of the raw values in a checkpoint: first the newest ones, then the sums.
@@ -124,6 +163,10 @@ FIGURES = (
     _Column("nats", "information of the texts", "sum", "nats_sum", train=False, validate=False),  # in the checkpoint only, as is the next
     _Column("nats_tokens", "tokens of known information", "sum", train=False, validate=False),
     Figure("accuracy", "word accuracy", "mean", "words_right", "words", "share", True),
+    Figure("edit_accuracy", "word accuracy by edit distance", "mean", "edits_right", "edit_words", "share", True, train=False),
+    _Column("written_accuracy", "word accuracy by edit distance of texts that the model writes", "mean", "written_right", "written_words", "share", True,
+            train=False),
+    StandardError("standard_error", "standard error of the loss", "mean", "loss_sum", "n_tokens", "nats per token", train=False, panel=False, chart=False),
     _Column("floor", "floor", "mean", "nats_sum", "nats_tokens", "nats per token", whole="n_tokens", train=False),
     _Chart("lr", "learning rate", "newest", validate=False),
     _Chart("grad_norm", "gradient norm", "mean", "grad_norm_sum", "grad_norms", validate=False, log=True),

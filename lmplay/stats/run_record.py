@@ -41,7 +41,8 @@ class RunRecord:
         return self.stages[-1]["name"] if self.stages else None
 
     def begin_stage(self, name: str, floors: Mapping[str, float | None]) -> None:
-        """Note that a stage begins here."""
+        """Note that a stage begins here; its validations are of other samples than those before."""
+        self.stats.judge_anew()
         self.stages.append(begin_entry(name, self.progress, floors["floor_nats_per_token"], floors["floor_bits_per_byte"]))
 
     def reach(self) -> None:

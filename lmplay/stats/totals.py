@@ -2,22 +2,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from .figures import Figure, Mark, Progress, SourceLoss
+from .figures import BY_NAME, Figure, Mark, Progress, SampleLoss, SourceLoss, values
 from .histories import NO_SOURCES, History
 
+# The names of a stage's validation samples and of all held-out samples that its end judges, beside those of sets in plans.
+VALIDATION, HELD_OUT = "validation", "held_out"
+# Samples of a set whose losses are kept, the first ones.
+MOST_SAMPLES = 5000
+# What only the end of a stage measures.
+_AT_END = BY_NAME["written_accuracy"].raw
+_OF_SET = [BY_NAME[name] for name in ("loss", "standard_error", "perplexity", "bits_per_byte", "accuracy", "edit_accuracy")]
+# What a result says beside the samples.
+_JUDGED = [BY_NAME[name] for name in ("loss", "standard_error", "floor")]
 # At this many marks of saves every second of the older ones is dropped.
 MOST_SAVES = 1000
 
 
 class Judged(TypedDict, total=False):
-    """The result of a validation: the samples before it, its loss, and the lowest possible loss where known, in nats per token."""
+    """The result of a validation: the samples before it; its loss, the loss's standard error, and the lowest possible loss where known, in nats per token."""
 
     samples: int
     loss: float
+    standard_error: float
     floor: float
 
 
@@ -32,8 +42,10 @@ class ModelStats:
         self.sources: dict[str, dict[str, Any]] = {}  # if there are several: samples, tokens and rows per epoch (None = unknown) of each
         self.train = History()
         self.validate = History()
+        self.sets: dict[str, History] = {}  # evaluations by the name of the set
         self.best: Judged | None = None
         self.final: Judged | None = None
+        self.judged: dict[str, dict[str, Any]] = {}  # the newest evaluation of each set and the newest validation, with the loss of each sample
         self.declare(figures)
 
     @property
@@ -48,7 +60,7 @@ class ModelStats:
         :raises ValueError: for a name whose figure is computed from other raw values.
         """
         figures = list(figures)
-        for history in (self.train, self.validate):
+        for history in (self.train, self.validate, *self.sets.values()):
             history.declare(figures)
 
     def count_step(self, samples: int, tokens: int, counts: Counter[str]) -> None:
@@ -84,16 +96,44 @@ class ModelStats:
         self.totals["train_loss_total"] += figures.get("loss_sum", 0.0)  # type: ignore[assignment]
 
     def add_validation(self, progress: Progress, figures: Mapping[str, float], final: bool = False, sources: Mapping[str, SourceLoss] = NO_SOURCES) -> None:
-        """Add the raw values of a validation, see :meth:`add_train`; `final` is the longer one at the end of a stage."""
-        self.validate.add(sources, **progress._asdict(), **figures)
-        self.totals["total_validations"] += 1
-        result: Judged = {"samples": progress.samples, "loss": figures["loss_sum"] / figures["n_tokens"]}
-        if figures["nats_tokens"] == figures["n_tokens"]:
-            result["floor"] = figures["nats_sum"] / figures["nats_tokens"]
+        """Add the raw values of a validation, see :meth:`add_train`.
+
+        :param final: whether it is the one at the end of a stage; after another one at the same step it is that one, done again.
+        """
+        if final and self.validated_at(progress):
+            self.validate.add(**progress._asdict(), **{name: figures[name] for name in ("lr", *_AT_END) if name in figures})
+        else:
+            self.validate.add(sources, **progress._asdict(), **figures)
+            self.totals["total_validations"] += 1
+        known = {name: value for name, value in values(_JUDGED, figures).items() if value is not None}
+        result: Judged = {"samples": progress.samples, **known}  # type: ignore[typeddict-item]
         if final:
             self.final = result
         if self.best is None or result["loss"] < self.best["loss"]:
             self.best = result
+
+    def validated_at(self, progress: Progress) -> bool:
+        """Tell whether the newest validation was at this step."""
+        return len(self.validate) > 0 and bool(self.validate.rows["step"][-1] == progress.step)
+
+    def judge_anew(self) -> None:
+        """Forget the best and the final validation: those to come are of other samples."""
+        self.best = self.final = None
+
+    def add_set(self, name: str, progress: Progress, figures: Mapping[str, float]) -> None:
+        """Add the raw values of the evaluation of a named set, see :meth:`add_train`."""
+        self.sets.setdefault(name, History(figures=self.figures)).add(**progress._asdict(), **figures)
+
+    def keep_samples(self, name: str, progress: Progress, figures: Mapping[str, float], samples: Sequence[SampleLoss]) -> None:
+        """Keep the newest losses of the samples of a set, by which two runs are compared, and its figures; see :meth:`add_train`."""
+        identity, loss, tokens, n_bytes = map(list, zip(*samples[:MOST_SAMPLES], strict=True))
+        self.judged[name] = {"samples": progress.samples, "n_samples": len(samples), "n_tokens": int(figures["n_tokens"]), **values(_OF_SET, figures),
+                             "identity": identity, "loss_sum": [round(value, 4) for value in loss], "tokens": list(map(int, tokens)),
+                             "bytes": list(map(int, n_bytes))}
+
+    def describe_sets(self) -> dict[str, dict[str, Any]]:
+        """List the newest figures of each named set."""
+        return {name: {key: value for key, value in self.judged[name].items() if not isinstance(value, list)} for name in self.sets}
 
     def describe_sources(self) -> dict[str, dict[str, Any]]:
         """List of each source its samples, tokens, epochs (samples / rows per epoch) and mean losses at the end; None = unknown."""
@@ -106,7 +146,8 @@ class ModelStats:
         """Return everything as plain values."""
         declared = {"figures": [asdict(figure) for figure in self.figures]} if self.figures else {}
         return {**self.totals, "sources": {name: dict(counts) for name, counts in self.sources.items()}, "train": self.train.state(),
-                "validate": self.validate.state(), "best": self.best, "final": self.final, **declared}
+                "validate": self.validate.state(), "best": self.best, "final": self.final, "judged": {name: dict(one) for name, one in self.judged.items()},
+                "sets": {name: history.state() for name, history in self.sets.items()}, **declared}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`; figures that are declared already keep their descriptions.
@@ -121,6 +162,10 @@ class ModelStats:
         self.train.restore(state.pop("train"))
         self.validate.restore(state.pop("validate"))
         self.best, self.final = state.pop("best"), state.pop("final")
+        self.judged = {name: dict(one) for name, one in state.pop("judged", {}).items()}  # files of version 0.1 have neither
+        for name, rows in state.pop("sets", {}).items():
+            self.sets[name] = History(figures=self.figures)
+            self.sets[name].restore(rows)
         self.totals = Counter(state)
 
 

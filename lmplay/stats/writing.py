@@ -44,7 +44,7 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "totals": dict(stats.totals), "best": stats.best, "final": stats.final,
             "stages": [{key: value for key, value in entry.items() if key not in _CLOCK_KEYS} for entry in stages],
             **({"figures": figures} if figures else {}),
-            "columns": {name: columns[name] for name in columns_of(kind, stats.figures)}, "sources": sources,
+            "columns": {name: columns[name] for name in columns_of(kind, stats.figures)}, "sources": sources, **(_sets(stats) if kind == "validate" else {}),
             "clock": {**clock, "resumes": resumes, "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": times, "run": run},
         }, separators=(",", ":"), allow_nan=False))
 
@@ -69,3 +69,10 @@ def read_stats(path: Path) -> dict[str, Any]:
 def _refuse(constant: str) -> None:
     """Refuse what is no JSON: Infinity, -Infinity and NaN."""
     raise ValueError(constant)
+
+
+def _sets(stats: ModelStats) -> dict[str, Any]:
+    """List the evaluations of named sets, and the newest loss of each sample."""
+    names = columns_of("validate", stats.figures)
+    columns = {name: history.columns() for name, history in stats.sets.items()}
+    return {"sets": {name: {"columns": {key: of_set[key] for key in names}} for name, of_set in columns.items()}, "judged": stats.judged}

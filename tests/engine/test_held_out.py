@@ -1,28 +1,32 @@
 """The held-out samples of a stage: which a validation takes, and the lowest loss that they allow."""
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import load, sentences, train, write_plan, write_rows
+from helpers import TINY, load, train, write_plan, write_rows
 from stages import open_stage
 from texts import BYTES
 
+from lmplay.checkpoints.format import write
 from lmplay.data.continuation import Cutter
-from lmplay.engine.held_out import FINAL_CHARACTERS, FINAL_FACTOR, HeldOut
+from lmplay.engine.held_out import FINAL_FACTOR, MOST_CHARACTERS, HeldOut
 from lmplay.plan.curriculum import StageState
+from lmplay.stats.figures import SPREAD
+from lmplay.train.__main__ import main
 
 
-def test_the_last_validation_is_not_longer_than_its_stage(corpus, capsys):
-    write_rows(corpus / "long.jsonl", [{"text": sentences(1000)}] * 64)
-    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": "long.jsonl"}}})
-    train(capsys, "--training-plan", "plan.json", "--validation-interval", 0)
-    rows = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["validate"]["rows"]
-    assert 64 * 2000 <= rows["n_bytes"][0] <= 64 * 2000 + len(sentences(1000))
+def load_stats(name="gpt2ish_model_validate", folder="out_gpt"):
+    return json.loads(Path(f"{folder}/{name}_stats.json").read_text())
 
 
-def held_out(data, samples=3, position=None, prepare=Cutter(BYTES, 64).cut):  # noqa: B008
-    stage = SimpleNamespace(data=data, settings=SimpleNamespace(validation_samples=samples), state=StageState("one", validation_position=position))
-    return HeldOut(stage, prepare)
+def held_out(data, samples=3, bounded=False, prepare=Cutter(BYTES, 64).cut, stage=None):  # noqa: B008
+    settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded)
+    return HeldOut(SimpleNamespace(data=data, settings=settings, state=StageState("one"), stage=stage or data._stage), prepare)
+
+
+def texts(units):
+    return [unit[0].sample.truth for unit in units]
 
 
 @pytest.fixture
@@ -33,30 +37,45 @@ def data(tmp_path):
     return open_stage(tmp_path, {"dataset": str(tmp_path / "train.jsonl"), "validation": {"dataset": str(tmp_path / "held.jsonl")}})
 
 
-def test_regular_validations_go_round_and_on_from_what_has_been_judged(data):
-    first = held_out(data, 40)
-    assert [sample.truth for sample in first.regular()] == [f"text {i}" for i in range(40)]
-    first.settle()
-    position = first._stage.state.validation_position
-    for going_on in (first, held_out(data, 40, position)):
-        assert [sample.truth for sample in going_on.regular()] == [f"text {i}" for i in range(40, 80)]
-    assert [sample.truth for sample in first.regular()][20:22] == ["text 0", "text 1"]  # not settled: taken all the same
-    assert first._stage.state.validation_position == position
+def test_every_validation_judges_the_same_samples_and_the_end_of_the_stage_more(data):
+    found = held_out(data)
+    assert texts(found.regular()) == texts(found.regular()) == [f"text {i}" for i in range(3)]
+    assert texts(found.rest()) == [f"text {i}" for i in range(3, FINAL_FACTOR * 3)]
+    assert (found.n_samples, found.n_tokens) == (3, 3 * len("text 0") + 3)
+    assert texts(held_out(data, 50).rest()) == [f"text {i}" for i in range(50, 100)]  # no row twice
+    assert texts(held_out(data, 200).regular()) == [f"text {i}" for i in range(100)]
 
 
-def test_the_validation_that_ends_a_stage_takes_the_same_samples_in_every_run(data):
-    one, other = held_out(data), held_out(data)
-    for _ in range(2):
-        other.regular()
-        other.settle()
-    assert [sample.truth for sample in one.final()] == [sample.truth for sample in other.final()] == [f"text {i}" for i in range(FINAL_FACTOR * 3)]
-    assert len(held_out(data, 50).final()) == 100  # no row twice
+def test_all_goes_through_every_held_out_sample(data):
+    found = held_out(data, None)
+    assert texts(found.regular()) == texts(found.regular()) == [f"text {i}" for i in range(100)]
+    assert not texts(found.rest())
+    assert found.n_samples is None
 
 
-@pytest.mark.parametrize(("characters", "taken"), [(FINAL_CHARACTERS, FINAL_FACTOR), (2 * FINAL_CHARACTERS, FINAL_FACTOR // 2), (99 * FINAL_CHARACTERS, 1)])
-def test_long_texts_make_the_last_validation_of_fewer_samples(tmp_path, characters, taken):
-    path = str(write_rows(tmp_path / "long.jsonl", [{"text": "x" * characters}] * 30))
-    assert len(held_out(open_stage(tmp_path, {"dataset": path, "validation": {"dataset": path}}), 1).final()) == taken
+def test_all_of_what_has_no_end_is_refused(corpus, capsys):
+    assert main([*TINY, "--dataset", "builtin:tales", "--validation-samples", "all"]) == 2
+    assert "found all, and the held-out rows have no end; give a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("characters", "regular", "more"), [(MOST_CHARACTERS // 100, 64, 64 * 15), (2 * MOST_CHARACTERS, 32, 32 * 15 // 2 - 8),
+                                                             (99 * MOST_CHARACTERS, 1, 0)])
+def test_long_texts_make_fewer_samples_by_default(tmp_path, characters, regular, more):
+    path = str(write_rows(tmp_path / "long.jsonl", [{"text": "x" * characters}] * (30 if regular == 1 else 1100)))
+    found = held_out(open_stage(tmp_path, {"dataset": path, "samples": 100_000, "validation": {"dataset": path}}), 64, bounded=True)
+    assert found.n_samples == regular
+    assert len(texts(found.rest())) == pytest.approx(more, abs=8)
+
+
+def test_a_short_stage_has_fewer_samples_by_default_and_those_asked_for_otherwise(tmp_path):
+    path = str(write_rows(tmp_path / "short.jsonl", [{"text": "0123456789"}] * 1000))
+
+    def number(bounded=True, **length):
+        return held_out(open_stage(tmp_path, {"dataset": path, **length, "validation": {"dataset": path}}), 64, bounded).n_samples
+
+    # ten validations are 5 % of the work: 10 * n / 3 = 0.05 * 2000
+    assert [number(samples=2000), number(samples=100), number(samples=100_000), number(tokens=2000 * 11)] == [30, 4, 64, 30]
+    assert number(False, samples=100) == 64
 
 
 def test_without_validation_rows_there_is_none(tmp_path):
@@ -65,14 +84,72 @@ def test_without_validation_rows_there_is_none(tmp_path):
     for validation in (0, {"dataset": nulls}):
         found = held_out(open_stage(tmp_path, {"dataset": path, "validation": validation}))
         assert not found.is_there
-        assert found.regular() == found.final() == []
-        found.settle()
+        assert not [*found.regular(), *found.rest()]
         assert found.floors() == {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+
+
+def test_what_identifies_the_samples_changes_with_them(data, tmp_path):
+    assert held_out(data).identity == held_out(data).identity
+    other = str(write_rows(tmp_path / "other.jsonl", [{"text": f"text {i + 1}"} for i in range(100)]))
+    changed = open_stage(tmp_path, {"dataset": str(tmp_path / "train.jsonl"), "validation": {"dataset": other}})
+    assert len({found.identity for found in (held_out(data), held_out(data, 4), held_out(data, None), held_out(changed))}) == 4
+
+
+def test_a_weighted_mix_repeats_no_row(tmp_path):
+    small, large = (str(write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name} {i}"} for i in range(count)])) for name, count in (("a", 20), ("b", 200)))
+    data = open_stage(tmp_path, {"dataset": [{"path": small, "weight": 1}, {"path": large, "weight": 1}], "validation": 0.5})
+    found = texts(held_out(data, None).regular())
+    assert len(found) == len(set(found)) == 110
+
+
+def test_runs_of_other_seeds_are_judged_by_the_same_samples(corpus, capsys):
+    judged = []
+    for seed, more in ((0, ()), (1, ()), (1, ("--validation-seed", 1))):
+        train(capsys, "--dataset", "rows.jsonl", "--seed", seed, *more, "--out-dir", f"out{len(judged)}", "--max-steps", 5, "--validation-interval", 5, code=75)
+        judged.append(load_stats(folder=f"out{len(judged)}")["judged"]["validation"]["identity"])
+    assert judged[0] == judged[1] != judged[2]
+
+
+def test_the_size_of_a_validation_mini_batch_does_not_change_the_result(corpus, capsys):
+    losses = []
+    for number, size in enumerate((1, 4, 50)):
+        train(capsys, "--dataset", "rows.jsonl", "--validation-batch-size", size, "--out-dir", f"out{number}", "--validation-interval", 20)
+        losses.append(load_stats(folder=f"out{number}")["columns"]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-5)
+
+
+def test_a_checkpoint_whose_validations_took_other_samples_each_time_goes_on_with_the_same_ones(corpus, capsys):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "epochs": 3, "early_stopping": {"patience": 50}}})
+    steps = ("--training-plan", "plan.json", "--validation-interval", 5)
+    train(capsys, *steps, "--seed", 3, "--max-steps", 10, code=75)
+    path = Path("out_gpt/gpt2ish_model.lmp")
+    content = load(path)
+    [stage] = content["curriculum"]["state"]["stages"]
+    del stage["judged_by"]
+    stage["validation_position"] = None
+    for settings in (content["runner"]["state_args"]["settings"],):
+        for name in ("validation_seed", "validation_samples"):
+            del settings[name]
+    for stats in (content["runner"]["state"]["stats"], *content["runner"]["state"]["step_stats"].values()):
+        del stats["judged"], stats["sets"]
+        for name in SPREAD:
+            del stats["train"]["rows"][name], stats["validate"]["rows"][name]
+        stats["best"] = {"samples": 1, "loss": 0.001}
+    stage["lowest_loss"] = stage["best_loss"] = 0.001
+    write(path, content)
+    text = train(capsys, *steps)
+    assert "validations are of other samples than those before the checkpoint" in text
+    assert "The best validation loss and early stopping begin anew" in text
+    after = load(path)
+    assert after["runner"]["state_args"]["settings"]["validation_seed"] == 3  # the rows that were held out before are held out now
+    assert after["runner"]["state"]["stats"]["best"]["loss"] > 0.001
+    assert "other samples" not in train(capsys, *steps)
 
 
 def test_the_floor_is_what_the_texts_were_drawn_with(tmp_path):
     data = open_stage(tmp_path, {"dataset": "builtin:tales/2", "samples": 100})
-    found = held_out(data).floors()
+    found = held_out(data, 32).floors()
     stream = data.open_validation()
     samples = [stream.next() for _ in range(32)]
     nats, n_bytes = sum(sample.nats for sample in samples), sum(len(sample.truth.encode()) for sample in samples)

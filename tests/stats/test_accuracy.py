@@ -1,5 +1,6 @@
 """Word accuracy: words of the truth that were predicted at their own places, in any script, however tokens divide them."""
 import json
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lmplay.data.chat import Part
 from lmplay.data.continuation import SMALLEST_CONTEXT, Cutter
 from lmplay.data.samples import Sample
 from lmplay.engine.evaluate import add_words
-from lmplay.stats.accuracy import count_right
+from lmplay.stats.accuracy import count_edits, count_right, edit_distance
 from lmplay.train.__main__ import main
 
 
@@ -106,3 +107,26 @@ def test_an_untrained_model_has_hardly_a_word_right(tmp_path, monkeypatch):
         accuracy = json.loads(path.read_text())["columns"]["accuracy"]
         assert accuracy
         assert max(accuracy) < 0.1
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "c", "the", "."]), max_size=12)
+
+
+@given(WORDS, WORDS)
+def test_edit_distance_is_that_of_the_recursion(one, other):
+    @lru_cache
+    def distance(i, j):
+        if not i or not j:
+            return i + j
+        return min(distance(i - 1, j) + 1, distance(i, j - 1) + 1, distance(i - 1, j - 1) + (one[i - 1] != other[j - 1]))
+
+    expected = distance(len(one), len(other))
+    assert edit_distance(one, other) == expected
+    most = max(len(one), len(other))
+    assert count_edits(" ".join(one), " ".join(other)) == (most - expected, most)
+
+
+@given(WORDS, WORDS)
+def test_the_package_and_its_replacement_agree(one, other):
+    package = pytest.importorskip("editdistance")
+    assert edit_distance(one, other) == package.eval(one, other)

@@ -3,11 +3,12 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmplay.stats.figures import BY_NAME, CLOCK_COLUMNS, NEWEST, SUMS, Figure, Progress, columns_of, values
+from lmplay.stats.figures import BY_NAME, CLOCK_COLUMNS, NEWEST, SPREAD, SUMS, Figure, Progress, columns_of, values
 from lmplay.stats.histories import History
 from lmplay.stats.totals import ModelStats
 from lmplay.stats.writing import write_stats
@@ -35,12 +36,15 @@ def stats_with(steps):
 
 def test_columns_and_raw_values_are_in_the_order_of_the_files():
     assert columns_of("train") == ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share", "skipped_batches", "forced_cuts")
-    assert columns_of("validate") == ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "floor")
+    assert columns_of("validate") == ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "edit_accuracy", "written_accuracy",
+                                      "standard_error", "floor")
     assert CLOCK_COLUMNS == columns_of("train", clock=True) == ("seconds", "tokens_per_second", "data_wait_share")
     assert columns_of("validate", clock=True) == ("seconds",)
     assert NEWEST == ("step", "samples", "tokens", "seconds", "lr")
-    assert SUMS == ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "grad_norm_sum", "grad_norms", "padding",
-                    "places", "step_seconds", "data_seconds", "skipped_batches", "forced_cuts")
+    assert SPREAD == ("judged", "loss_squares", "loss_by_tokens", "token_squares")
+    assert SUMS == ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "edits_right", "edit_words",
+                    "written_right", "written_words", "judged", "loss_squares", "loss_by_tokens", "token_squares",
+                    "grad_norm_sum", "grad_norms", "padding", "places", "step_seconds", "data_seconds", "skipped_batches", "forced_cuts")
     assert list(History().rows) == [*NEWEST, *SUMS]
 
 
@@ -165,3 +169,21 @@ def test_only_statistics_with_declared_figures_describe_them(tmp_path):
     assert "figures" not in plain
     assert "figures" not in ModelStats().state()
     assert list(ModelStats().state()["train"]["rows"]) == [*NEWEST, *SUMS]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), st.integers(1, 30)), min_size=2, max_size=20), st.integers(1, 3))
+def test_the_standard_error_is_that_of_the_ratio_of_sums(samples, validations):
+    loss, tokens = np.array(samples).T
+    spread = {"judged": len(samples), "loss_squares": loss @ loss, "loss_by_tokens": loss @ tokens, "token_squares": tokens @ tokens}
+    sums = {"loss_sum": loss.sum(), "n_tokens": tokens.sum(), "steps": 1, **spread}
+    rows = {name: [validations * value, value, 0.0] for name, value in sums.items()}  # the same validation several times in one row says no more than once
+    residuals = loss / loss.sum() - tokens / tokens.sum()
+    expected = loss.sum() / tokens.sum() * np.sqrt(residuals @ residuals * len(samples) / (len(samples) - 1))
+    several, once, none = BY_NAME["standard_error"].column(rows)
+    assert none is None
+    assert [several, once] == pytest.approx([expected] * 2, rel=1e-3, abs=1e-5)
+
+
+def test_one_sample_has_no_standard_error():
+    raw = {"loss_sum": 3.0, "n_tokens": 2.0, "steps": 1.0, "judged": 1.0, "loss_squares": 9.0, "loss_by_tokens": 6.0, "token_squares": 4.0}
+    assert values([BY_NAME["standard_error"]], raw) == {"standard_error": None}
