@@ -41,6 +41,7 @@ from ..plan.names import SCHEDULES
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage
+from ..plan.used import flat_settings
 from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
@@ -51,6 +52,7 @@ from .interrupt import Interrupt
 from .model_spec import ModelSpec, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
+from .settings_record import settings_record, stages_of_checkpoint
 
 Say = Callable[[str], None]
 
@@ -292,6 +294,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
+    run.runner.stages = stages_of_checkpoint(stored, run.curriculum, run.model.args["context_len"])
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
         run.notifier.begin_another()
@@ -334,12 +337,10 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
         run.report.say(f"kept the old model as {kept}")
     adopt(run.settings, run.path, found, list(run.stages), run.report.say)
-    resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
-                                         "precision": run.runtime.precision, "model": str(run.path), "model_args": run.model.args,
-                                         "plan": run.curriculum.plan.to_json()}
-    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
+    record = settings_record(run)
+    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     samples = run.completions.begin(run.record.progress.step)
-    run.notifier.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.record.stats, list(run.record.stage_stats.values()), samples)
+    run.notifier.start(run.path.stem, folder, flat_settings(record), record["plan"], run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:
         run.notifier.event("resumed", run.record.progress, run.record.stage)
 

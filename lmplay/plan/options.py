@@ -261,4 +261,6 @@ class Options:
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 
+# What starts anew or goes back: it is done once, and left out where a command is repeated.
+ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

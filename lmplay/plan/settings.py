@@ -100,6 +100,11 @@ class Settings(Options):
         return {**values, "given": sorted(explicit)}
 
 
+def settings_from_json(values: dict[str, Any]) -> Settings:
+    """Read back what :meth:`Settings.to_json` wrote, in this version or an earlier one; flags that it lacks have their defaults."""
+    return Settings(**{flag.name: values[flag.name] for flag in FLAGS if flag.name in values}, explicit=frozenset(values["given"]))
+
+
 @dataclass(frozen=True)
 class StageSettings:
     """The settings of one stage.

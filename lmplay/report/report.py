@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import __version__
 from ..checkpoints.format import versions
 from ..errors import tell
+from ..plan.options import ONCE
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..words import counted
@@ -38,6 +39,7 @@ class Report:
     """
 
     def __init__(self, command: list[str], quiet: bool = False, verbose: bool = False, log_json: bool = False):
+        self.command = command
         self._command = shlex.join(_to_go_on(command))
         self._console = Console(quiet, log_json)
         self._console.say(f"lmplay {__version__}: {shlex.join(command)}", "command", shown=False, command=command, version=__version__)
@@ -193,7 +195,7 @@ def _to_go_on(command: list[str]) -> list[str]:
     words, value_of = [], ""
     for word in command:
         name = word.replace("_", "-").partition("=")[0] if word.startswith("--") else ""
-        if name not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data", "--resume") and value_of != "--resume":
+        if name.removeprefix("--").replace("-", "_") not in ONCE and value_of != "--resume":
             words.append(word)
         value_of = name if "=" not in word else ""
     return words

@@ -13,6 +13,7 @@ from .callback import RunInfo, Tracker, past_rows, samples_by_step
 
 _SECONDS = 5.0  # between two requests: each is a transaction
 _MOST = 900  # metrics of a request; MLflow's limit is 1000
+_MOST_PARAMS = 100  # parameters of a request, MLflow's limit
 _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
 _LONGEST_KEY = 250  # characters of a metric's name, MLflow's limit
 
@@ -24,7 +25,7 @@ class MlflowTracker(Tracker):
 
     def start(self, run: RunInfo) -> None:
         from mlflow import MlflowClient
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, Param
 
         self._metric = Metric
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run.folder / 'mlflow.db').absolute()}")
@@ -37,8 +38,9 @@ class MlflowTracker(Tracker):
             self._client.update_run(self._run, status="RUNNING")
         else:
             self._run = self._client.create_run(number, run_name=run.name, tags={"lmplay": run.identity}).info.run_id
-            for name, value in run.settings.items():
-                self._client.log_param(self._run, name, str(value)[:_LONGEST])
+            params = [Param(_allowed(name), str(value)[:_LONGEST]) for name, value in run.settings.items()]
+            for first in range(0, len(params), _MOST_PARAMS):
+                self._client.log_batch(self._run, params=params[first:first + _MOST_PARAMS])
             self._client.log_text(self._run, json.dumps(run.plan, indent=2, ensure_ascii=False), "plan.json")
         self._sent: dict[str, int] = {}
         self._waiting: list[Any] = []

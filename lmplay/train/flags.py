@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from ..errors import UserError, nearest
 from ..files import read_json_or_yaml, write_text
 from ..plan.options import FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
+from ..plan.used import flags_of_record, is_record
+
+_TABLE = {flag.name: flag for flag in FLAGS}
 
 
 def parse(argv: list[str]) -> tuple[Settings, str | None]:
@@ -28,43 +32,51 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
                 typed[flag.name] = flag.check(typed[flag.name])
             except ValueError as allowed:
                 raise UserError(f"--{_dashed(flag.name)} {typed[flag.name]}: allowed is {allowed}.") from None
-    given = {**(read_settings(Path(use)) if use else {}), **typed}
+    given, others = read_settings(Path(use)) if use else ({}, {})
+    given |= typed
     either = {"dataset", "training_plan"}
     if either <= given.keys() and not either <= typed.keys():  # one of them stands in the file, and what was typed wins
         if not either & typed.keys():
             raise UserError(f"settings file {use}: has both dataset and training_plan; keep one of them.")
         given.pop("training_plan" if "dataset" in typed else "dataset")
     out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
-    settings = Settings(**{**given, "out_dir": out_dir}, explicit=frozenset(given))
+    settings = Settings(**{**others, **given, "out_dir": out_dir}, explicit=frozenset(given))
     if faults := settings.conflicts():
         raise UserError(*faults)
     return settings, dump
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file (--use-config), an object of flags: checked values by name, which count as typed, below the command line.
+def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a settings file (--use-config): an object of flags, or the record of a run's settings, whose plan counts as typed too.
 
+    :return: checked values by name, which count as typed, below the command line, and values of other flags, in place of their defaults.
     :raises UserError: with a line for each wrong key or value.
     """
-    content = read_json_or_yaml(path, "settings file")
+    content, others = read_json_or_yaml(path, "settings file"), dict[str, Any]()
     if content is None:
-        return {}
+        return {}, {}
+    if is_record(content):
+        content, others = flags_of_record(content)
+        content["training_plan"] = str(path)
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: found {type(content).__name__}, allowed is an object of flags, such as {{\"lr\": 0.0003}}.")
-    table = {flag.name: flag for flag in FLAGS}
-    faults, settings = [], {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in table:
-            faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, table)}")
-            continue
-        try:
-            settings[name] = table[name].check(value)
-        except ValueError as allowed:
-            faults.append(f"settings file {path}, key '{key}': found {json.dumps(value, default=str)}, allowed is {allowed}.")
+    faults: list[str] = []
+    typed, untyped = ({name: value for key, value in part.items() for name, value in _checked(path, str(key), value, faults)} for part in (content, others))
     if faults:
         raise UserError(*faults)
-    return settings
+    return typed, untyped
+
+
+def _checked(path: Path, key: str, value: Any, faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the flag that a key of a settings file stands for, with its checked value, or add to the faults."""
+    name = key.replace("-", "_")
+    if name not in _TABLE:
+        faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, _TABLE)}")
+        return
+    try:
+        yield name, _TABLE[name].check(value)
+    except ValueError as allowed:
+        faults.append(f"settings file {path}, key '{key}': found {json.dumps(value, default=str)}, allowed is {allowed}.")
 
 
 def write_settings(settings: Settings, path: Path) -> None:
