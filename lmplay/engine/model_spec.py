@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ..checkpoints.format import load
 from ..data.stage import StageData
 from ..errors import UserError
-from ..exp import accepted_settings, build_model, get_experiment
+from ..exp import accepted_settings, build_model, get_experiment, own_defaults
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
@@ -65,7 +65,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
-        args, chosen = settings.model_args(plan, experiment.settings)
+        args, chosen = settings.model_args(plan, own_defaults(experiment))
         accepted = accepted_settings(experiment)
         kept = args if accepted is None else {name: value for name, value in args.items() if name in accepted or name in chosen}
         return ModelSpec(experiment.name, kept, None)

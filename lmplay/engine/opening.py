@@ -275,7 +275,7 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say))
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
-                                   report.say)
+                                   report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
               device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
               foreign_sizes(settings, ahead.plan))

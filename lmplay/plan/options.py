@@ -252,10 +252,17 @@ class Options:
     track: str | None = _flag(None, _W, names, "NAMES", "also send the figures to: csv, tensorboard, wandb, mlflow; several with commas between them", _ASIDE)
     callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
                                  _ASIDE)
+    track_project: str | None = _flag(None, _W, _text, "NAME", "project of Weights & Biases, experiment of MLflow; by default what WANDB_PROJECT and "
+                                      "MLFLOW_EXPERIMENT_NAME say, else lmplay", _ASIDE)
+    track_name: str | None = _flag(None, _W, _text, "NAME", "the run's name in trackers; by default WANDB_NAME, else the model file's", _ASIDE)
+    track_tags: str | None = _flag(None, _W, names, "TAGS", "tags of the run in trackers, with commas between them: TAG or KEY=VALUE; by default what "
+                                   "WANDB_TAGS and MLFLOW_TAGS say", _ASIDE)
     sample_prompts: str | None = _flag(
         None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; what it writes is "
         "appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
+    sample_count: int = _flag(1, _W, _from_1, "TEXTS", "texts for each prompt of --sample-prompts", _ASIDE)
+    sample_temperature: float = _flag(0.8, _W, Number(float, 0), "NUMBER", "temperature of --sample-prompts; 0 = always the most probable token", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
     verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)

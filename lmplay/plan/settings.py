@@ -56,14 +56,15 @@ class Settings(Options):
             return path.with_suffix(".lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
-    def model_args(self, plan: Plan, experiment_settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own settings.
+    def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
 
+        :param own: the experiment's defaults, of which those that are flags are taken: the others stay the constructor's.
         :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't accept them).
         """
         in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
         typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.explicit}
-        chosen = {**experiment_settings, **in_plan, **typed}
+        chosen = {**{name: own[name] for name in MODEL_KEYS if name in own}, **in_plan, **typed}
         return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen)
 
     def typed_conflicts(self, args: dict[str, Any]) -> list[str]:

@@ -22,7 +22,6 @@ from ..tokenizer import Tokenizer
 from ..writing.generation import generate
 from ..writing.sampling import Sampling
 
-_SAMPLING = Sampling(temperature=0.8)  # the default of lmp_generator
 _AT_ONCE = 16  # prompts in a batch
 
 
@@ -46,7 +45,8 @@ class CompletionWriter:
     """Lets the model continue prompts, and appends the completions to a file.
 
     :param prompts: an empty list = do nothing.
-    :param tokens: the most for each prompt.
+    :param tokens: the most for each text.
+    :param count: texts for each prompt.
     :param seed: the run's; completions depend on it, the step and the prompt's number, and use none of the training's random numbers.
     :param say: warns the user.
     """
@@ -56,6 +56,8 @@ class CompletionWriter:
     tokens: int
     seed: int
     say: Callable[[str], None]
+    count: int = 1
+    temperature: float = 0.8
     _newest: float = -1  # the step of the newest lines
     _warned: bool = False
 
@@ -84,18 +86,20 @@ class CompletionWriter:
         :param context_len: the most tokens that the model reads.
         :param step: the optimizer step that it has done.
         :param interrupted: asked before each token.
-        :return: the completion of each prompt; None when interrupted; empty without prompts, or when this step has completions already.
+        :return: the completions, `count` for each prompt in a row; None when interrupted; empty without prompts, or when this step has completions already.
         """
         if not self.prompts or step == self._newest:
             return []
-        ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts]
-        seeds = [hash64(self.seed, int(step), number) >> 1 for number in range(len(ids))]
+        ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts for _ in range(self.count)]
+        seeds = [hash64(self.seed, int(step), number, *([sample] if sample else [])) >> 1
+                 for number in range(len(self.prompts)) for sample in range(self.count)]
+        sampling = Sampling(temperature=self.temperature)
         new: list[list[int]] = [[] for _ in ids]
         was_training = model.training
         try:
             for first in range(0, len(ids), _AT_ONCE):
                 part = slice(first, first + _AT_ONCE)
-                for tokens in generate(model, ids[part], tokenizer.end_id, context_len, _SAMPLING, seeds[part], self.tokens):
+                for tokens in generate(model, ids[part], tokenizer.end_id, context_len, sampling, seeds[part], self.tokens):
                     if interrupted():
                         return None
                     for text, token in zip(new[part], tokens, strict=True):
@@ -115,8 +119,9 @@ class CompletionWriter:
         if not texts:
             return []
         self._newest = progress.step
+        prompts = [prompt for prompt in self.prompts for _ in range(self.count)]
         rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, "prompt": prompt, "text": text}
-                                      for prompt, text in zip(self.prompts, texts, strict=True)]
+                                      for prompt, text in zip(prompts, texts, strict=True)]
         try:
             with open(self.path, "ab") as file:
                 file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))

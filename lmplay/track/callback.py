@@ -63,8 +63,19 @@ class Callback:
         """Take over a `state`."""
 
 
+@dataclass(frozen=True)
+class Naming:
+    """What a run is called in trackers; where None or empty, the tracker's own environment variables say it, else lmplay."""
+
+    project: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+
+
 class Tracker(Callback):
     """A callback that logs figures under the kinds "train", "validation" and "final_validation"."""
+
+    naming = Naming()
 
     def train(self, figures: dict[str, Any]) -> None:
         self._log("train", figures)

@@ -124,9 +124,11 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
 
         tell(show(settings, plan, say))
         return 0
-    from ..track.opening import open_callbacks
+    from ..track.callback import Naming
+    from ..track.opening import listed, open_callbacks
 
-    callbacks = open_callbacks(settings.track, settings.callback, report.say)
+    callbacks = open_callbacks(settings.track, settings.callback, report.say,
+                               Naming(settings.track_project, settings.track_name, tuple(listed(settings.track_tags))))
     from ..engine.loop import train
     from ..engine.opening import open_run
 
