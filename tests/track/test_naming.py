@@ -76,5 +76,5 @@ def test_tensorboard(tmp_path):
     read = EventAccumulator(str(folder))
     read.Reload()
     assert [image.step for image in read.Images("quickstart")] == [2]
-    assert b"small, kind=test" in read.Tensors("tags/text_summary")[0].tensor_proto.string_val[0]
-    assert json.loads(read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]) == {"lr": 0.1, "exp": "gpt2ish"}
+    assert b"small, kind=test" in read.Tensors("tags")[0].tensor_proto.string_val[0]
+    assert json.loads(read.Tensors("settings")[0].tensor_proto.string_val[0]) == {"lr": 0.1, "exp": "gpt2ish"}
