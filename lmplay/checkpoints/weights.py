@@ -36,4 +36,4 @@ def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
 
 def _target(settings: Settings) -> Path | None:
     """Return the file of `--save-weights-only`."""
-    return Path(settings.save_weights_only).expanduser() if settings.save_weights_only is not None else None
+    return settings.file(settings.save_weights_only) if settings.save_weights_only is not None else None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -151,6 +152,9 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     :raises UserError: for anything that is wrong with the input; nothing has been written then.
     """
     path = settings.model_file(plan)
+    if settings.model is not None and not os.path.dirname(settings.model) and path.parent == Path():
+        report.say(f"{path} is in the current folder, and the run goes on with it there; since version 0.1 a name without a folder lies in "
+                   f"{settings.out_dir}: to go on there, move all {path.stem}*.lmp into it.")
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
     with ExitStack() as closing:

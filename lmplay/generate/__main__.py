@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import Parser
-from ..errors import LmplayError, UserError
+from ..errors import LmplayError, UserError, nearest
+from ..paths import in_folder
 from ..plan.settings import Settings
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _parser() -> Parser:
     parser = Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
-    what.add_argument("--model", metavar="FILE", help="a model file (.lmp); by default the newest *_model.lmp in --out-dir")
+    what.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")
     what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
     what.add_argument("--prompt", metavar="TEXT", action="append", help="how the text begins; may be given several times, and may be empty")
     what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
@@ -188,12 +189,14 @@ def _open(options: argparse.Namespace) -> _Writer:
 
 def _model_file(options: argparse.Namespace) -> Path:
     """Find the model."""
-    if options.model is not None:
-        path = Path(options.model).expanduser()
-        if not path.is_file():
-            raise UserError(f"--model {path}: there is no such file; train one with lmp_trainer, or name another.")
-        return path
     folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
+    if options.model is not None:
+        name = options.model if options.model.endswith(".lmp") else f"{options.model}.lmp"
+        path = in_folder(name, folder)
+        if not path.is_file():
+            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
+            raise UserError(f"--model {options.model}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
+        return path
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")

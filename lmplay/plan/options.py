@@ -178,7 +178,8 @@ class Options:
     tokenizer: str | None = _flag(
         None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, learned from the "
         "plan's text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED, top="Tokenizer of a new model")
-    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; by default <out-dir>/<exp>_model.lmp", _ASIDE)
+    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it lies in --out-dir; by default "
+                              "<exp>_model.lmp", _ASIDE)
     initial_model: str | None = _flag(None, _M, _text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written", _SILENT)
     training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
     dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",

@@ -4,11 +4,13 @@ Precedence: what the user typed (on the command line or in a settings file) > st
 """
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..paths import in_folder
 from .names import DEFAULT_OBJECTIVE
 from .options import FLAGS, Options
 
@@ -53,8 +55,12 @@ class Settings(Options):
             path = Path(self.model).expanduser()
             if path.is_dir() or path.suffix not in ("", ".lmp"):
                 raise UserError(f"--model {self.model}: {'is a folder' if path.is_dir() else 'is no name of a model file'}; give one that ends in .lmp.")
-            return path.with_suffix(".lmp")
+            return path.with_suffix(".lmp") if os.path.dirname(self.model) else self.file(f"{path.stem}.lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
+
+    def file(self, name: str) -> Path:
+        """Find a model file that another flag names, see :func:`lmplay.paths.in_folder`."""
+        return in_folder(name, self.out_dir)
 
     def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
