@@ -98,6 +98,13 @@ def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageDat
     return train_tokenizer((text for data in stage_data for text in data.texts(budget)), size)
 
 
+def check_tokenizer(settings: Settings, plan: Plan) -> None:
+    """Load the tokenizer of a new model, unless it is still to be trained; raises UserError when it is not there."""
+    name = tokenizer_name(settings, plan)
+    if trained_size(name) is None:
+        load_tokenizer(name)
+
+
 def tokenizer_name(settings: Settings, plan: Plan) -> str:
     """Choose the tokenizer of a new model."""
     from ..data.sources import opener_of

@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     """Describe the flags."""
-    parser = Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
+    parser = Parser(prog="lmp_generator", usage="%(prog)s [flags]", description="Write texts with a model that lmp_trainer has trained.\n\n"
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
     what.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")

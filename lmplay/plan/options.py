@@ -65,12 +65,13 @@ class Number:
 
 
 def choice(words: Collection[str]) -> Callable[[Any], str]:
-    """Make a check that takes one of a few words."""
+    """Make a check that takes one of a few words (its `words`, for the shell to complete)."""
     def check(value: Any) -> str:
         if value not in list(words):
             raise ValueError(f"one of {', '.join(words)}")
         return str(value)
 
+    check.words = tuple(words)  # type: ignore[attr-defined]
     return check
 
 
@@ -269,6 +270,10 @@ class Options:
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 
+# The flags that `--help` shows; `--help-all` has the others too.
+BASIC = ("exp", "num_blocks", "embed_dim", "num_heads", "context_len", "model", "initial_model", "training_plan", "dataset", "out_dir", "batch_size",
+         "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "device", "amp", "compile_model",
+         "time_limit", "describe", "check_plan", "show_samples", "inspect", "track", "sample_prompts", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

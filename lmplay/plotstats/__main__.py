@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _build_parser() -> Parser:
     """Describe the flags."""
-    parser = Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="lmp_plotstats", usage="%(prog)s [flags]", description=DESCRIPTION)
     folder = os.environ.get("LMP_DATASETS") or "out_gpt"
     parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
     parser.add_argument("--models", nargs="+", action="extend", type=_model_name, metavar="NAME", help="draw and compare only these models (default: all)")

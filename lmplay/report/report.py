@@ -167,10 +167,14 @@ class Report:
         self._console.say("\n".join(lines), "done", always=True, samples=end.progress.samples, tokens=end.progress.tokens, seconds=end.progress.seconds,
                           final=final, best=end.best, weights=weights and str(weights), **file_fields(end))
 
-    def already_done(self, path: Path, plan: Plan) -> None:
-        """Say that there is nothing to do."""
-        self._console.say(f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or "
-                          "--reset-history to start anew.", "already done", always=True, model=str(path), stages=len(plan.stages))
+    def already_done(self, path: Path, plan: Plan, flags: Sequence[str]) -> None:
+        """Say that there is nothing to do, and what to do with flags that differ from those it was done with."""
+        lines = [f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or --reset-history to start anew."]
+        if flags:
+            given = " and ".join(flags)
+            lines += [f"{given}: nothing is left that this could change. To train anew with it and compare, give another --model;",
+                      f"to train this model on with it, add a stage to the plan, or begin a plan with its weights: --initial-model {path} --model NEW."]
+        self._console.say("\n".join(lines), "already done", always=True, model=str(path), stages=len(plan.stages), flags=list(flags))
 
     def _undo(self, settings: Settings) -> str:
         """List the flags that undo what a settings file says about starting anew; on the command line they are left out."""

@@ -2,28 +2,32 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..command_line import Parser
-from ..errors import UserError, nearest
+from ..errors import Faults, UserError, nearest
 from ..files import read_json_or_yaml, write_text
-from ..plan.options import FLAGS, GROUPS, names, switch
+from ..plan.options import BASIC, FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
 from ..plan.used import flags_of_record, is_record
 
 _TABLE = {flag.name: flag for flag in FLAGS}
 
 
-def parse(argv: list[str]) -> tuple[Settings, str | None]:
+def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str | None]:
     """Read a command line, and the settings file it names; flags may be written with - or _.
 
+    :param faults: gets the values that are not allowed, and flags that contradict each other, instead of being refused here; those flags are left out.
     :return: the settings, and the file that --dump-config asks for.
     :raises UserError: when a flag is unknown or its value is not allowed, or flags contradict each other.
     """
+    found = Faults() if faults is None else faults
     typed = {name: value for name, value in vars(_build_parser().read(argv)).items() if value is not None}
     dump, use = typed.pop("dump_config", None), typed.pop("use_config", None)
     for flag in FLAGS:
@@ -31,7 +35,7 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
             try:
                 typed[flag.name] = flag.check(typed[flag.name])
             except ValueError as allowed:
-                raise UserError(f"--{_dashed(flag.name)} {typed[flag.name]}: allowed is {allowed}.") from None
+                found.lines.append(f"--{_dashed(flag.name)} {typed.pop(flag.name)}: allowed is {allowed}.")
     given, others = read_settings(Path(use)) if use else ({}, {})
     given |= typed
     either = {"dataset", "training_plan"}
@@ -41,8 +45,9 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
         given.pop("training_plan" if "dataset" in typed else "dataset")
     out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
     settings = Settings(**{**others, **given, "out_dir": out_dir}, explicit=frozenset(given))
-    if faults := settings.conflicts():
-        raise UserError(*faults)
+    found.lines += settings.conflicts()
+    if faults is None:
+        found.refuse()
     return settings, dump
 
 
@@ -99,7 +104,7 @@ def write_settings(settings: Settings, path: Path) -> None:
 
 def _build_parser() -> Parser:
     """Make the parser from the table."""
-    parser = Parser(prog="lmp_trainer", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="lmp_trainer", usage="%(prog)s [flags]", formatter_class=argparse.RawDescriptionHelpFormatter,
                     description="Pretrain a language model from a plan.\n\nWithout network: lmp_trainer --training-plan quickstart",
                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM, 75 by a\n"
                            "limit or SIGUSR2 (all with the state saved: run it again), 2 bad input, 1 training failed.")
@@ -112,10 +117,34 @@ def _build_parser() -> Parser:
         else:
             told = "" if flag.default is None or flag.name == "out_dir" else f" (default: {flag.default})"
             action = "append" if flag.check is names else "store"
-            groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
+            made = groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
+            made.completer = _COMPLETERS.get(flag.name) or partial(_words, getattr(flag.check, "words", ()))  # type: ignore[attr-defined]
+    parser.further = {flag.name for flag in FLAGS} - {*BASIC}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
+
+
+def _words(words: Iterable[str], **_: Any) -> list[str]:
+    """List what the shell may complete the value of a flag to."""
+    return list(words)
+
+
+def _experiments(**_: Any) -> list[str]:
+    """List the experiments, for the shell."""
+    from ..exp import experiments
+
+    return ["list", *experiments()]
+
+
+def _plans(prefix: str = "", **_: Any) -> list[str]:
+    """List the built-in plans and the files that may be one, for the shell."""
+    from ..plan.load import list_plans
+
+    return ["list", *(name for name, _ in list_plans()), *(path for end in ("json", "yaml", "yml") for path in glob.glob(f"{glob.escape(prefix)}*.{end}"))]
+
+
+_COMPLETERS = {"exp": _experiments, "training_plan": _plans}
 
 
 def _dashed(name: str) -> str:
