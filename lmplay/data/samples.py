@@ -26,6 +26,8 @@ _SPEAKERS = {
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # What lies between a title or a question and the text it belongs to.
 BREAK = "\n\n"
+# How the text that is learned begins: by itself, after its title, after a question or an instruction, as the answer of a chat.
+FORMS = ("text", "title", "instruction", "chat")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
         return Sample(prompt, truth, source, index, row["nats"] if has_nats else None)
 
     return read
+
+
+def form_of(columns: Iterable[str], roles: dict[str, str] | None) -> str:
+    """Name the form that :func:`choose_reading` gives to samples: one of FORMS."""
+    found = _find_roles(list(columns)) if roles is None else roles
+    if found is None or "text" in found:
+        return "title" if found is not None and "title" in found else "text"
+    return "chat" if "messages" in found else "instruction"
 
 
 def _find_roles(fields: list[str]) -> dict[str, str] | None:

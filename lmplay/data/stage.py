@@ -13,7 +13,7 @@ from .fingerprints import same_data
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
-from .samples import Reading, choose_reading
+from .samples import Reading, choose_reading, form_of
 from .sources import AnySource, IndexedSource, open_source, opener_of
 from .stream import Length, SampleStream
 
@@ -38,6 +38,7 @@ class StageData:
         self._seed = seed
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
+        self._forms: list[dict[str, Any]] = []
         self._held_out: list[float] = []  # the share that is held out of each source
         self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
         self.names: list[str] = []  # of the sources, no two alike
@@ -61,6 +62,10 @@ class StageData:
     def length_is_known(self) -> bool:
         """Whether it is known how long the stage is."""
         return self._stage.tokens is not None or self.open_samples().total is not None
+
+    def forms(self) -> list[dict[str, Any]]:
+        """Say of each source how its texts begin (`form`, see :data:`.samples.FORMS`), and how its chats are written out (`chat`)."""
+        return [{"source": name, **form} for name, form in zip(self.names, self._forms, strict=True)]
 
     def open_samples(self) -> SampleStream:
         """Give the training samples from the start of the stage."""
@@ -140,8 +145,10 @@ class StageData:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
-        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats))
+        columns = _columns(source)
+        self._readings.append(choose_reading(source.name, columns, spec.columns, spec.chat, source.has_nats))
         self.sources.append(source)
+        self._forms.append({"form": form_of(columns, spec.columns), "chat": spec.chat})
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation

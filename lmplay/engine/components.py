@@ -25,11 +25,13 @@ class ModelComponent:
     args: dict[str, Any]
     tokenizer: Tokenizer
     module: nn.Module
+    forms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """How the texts of each source begin, by the stages that have begun (:meth:`lmplay.data.stage.StageData.forms`)."""
     name: str = "model"
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec}
+        return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec, "forms": dict(self.forms)}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""

@@ -348,6 +348,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
+    run.model.forms = dict(stored["model"]["state_args"].get("forms", {}))  # files of version 0.1 lack it
     run.runner.stages = stages_of_checkpoint(stored, run.curriculum, run.model.args["context_len"])
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":

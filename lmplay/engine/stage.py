@@ -15,6 +15,7 @@ from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
 from ..stats.figures import StageEntry
 from ..stats.totals import ModelStats
+from ..writing.prompting import recorded
 from .batches import Batches, Grouping, TrainBatch
 from .budget import TokenBudget
 from .by_source import BySource
@@ -81,6 +82,7 @@ class StageRunner:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
             run.record.begin_stage(self.stage.name, self.held_out.floors())
+            run.model.forms[self.stage.name] = self.data.forms()
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.device_model.raw.train()
@@ -152,7 +154,8 @@ class StageRunner:
     def _judge(self, samples: list[Sample], final: bool) -> float | None:
         """Validate by samples, take note of it, and give the loss; None when a request to stop came in between, and nothing has changed then."""
         run, progress, found = self.run, self.run.record.progress, None
-        written = run.completions.write(run.device_model.raw, run.model.tokenizer, self.settings.context_len, progress.step, run.interrupt.requested)
+        prompting = recorded(run.model.tokenizer, run.model.forms)
+        written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, progress.step, run.interrupt.requested)
         for attempt in self._budget.attempts(self.cutter.context_len) if written is not None else ():
             with run.interrupt.until_stopped(), attempt as tokens:
                 found = evaluate(run.device_model, self.objective, run.model.tokenizer, samples, self._prepare,

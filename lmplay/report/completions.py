@@ -18,8 +18,8 @@ from ..device.memory import is_out_of_memory
 from ..errors import UserError
 from ..files import write_text
 from ..stats.figures import Progress
-from ..tokenizer import Tokenizer
 from ..writing.generation import generate
+from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 
 _AT_ONCE = 16  # prompts in a batch
@@ -79,10 +79,11 @@ class CompletionWriter:
             self._warn(error)
         return rows
 
-    def write(self, model: nn.Module, tokenizer: Tokenizer, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
+    def write(self, model: nn.Module, prompting: Prompting, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
         """Continue the prompts.
 
         :param model: its mode (training or evaluation) is kept.
+        :param prompting: how prompts become tokens.
         :param context_len: the most tokens that the model reads.
         :param step: the optimizer step that it has done.
         :param interrupted: asked before each token.
@@ -90,7 +91,7 @@ class CompletionWriter:
         """
         if not self.prompts or step == self._newest:
             return []
-        ids = [[tokenizer.end_id, *tokenizer.encode(prompt).ids.tolist()] for prompt in self.prompts for _ in range(self.count)]
+        ids = [prompting.ids(prompt) for prompt in self.prompts for _ in range(self.count)]
         seeds = [hash64(self.seed, int(step), number, *([sample] if sample else [])) >> 1
                  for number in range(len(self.prompts)) for sample in range(self.count)]
         sampling = Sampling(temperature=self.temperature)
@@ -99,7 +100,7 @@ class CompletionWriter:
         try:
             for first in range(0, len(ids), _AT_ONCE):
                 part = slice(first, first + _AT_ONCE)
-                for tokens in generate(model, ids[part], tokenizer.end_id, context_len, sampling, seeds[part], self.tokens):
+                for tokens in generate(model, ids[part], prompting.ends, context_len, sampling, seeds[part], self.tokens):
                     if interrupted():
                         return None
                     for text, token in zip(new[part], tokens, strict=True):
@@ -112,7 +113,7 @@ class CompletionWriter:
             return []
         finally:
             model.train(was_training)
-        return [tokenizer.decode(text) for text in new]
+        return [prompting.tokenizer.decode(text) for text in new]
 
     def keep(self, texts: list[str], progress: Progress, stage: str) -> list[dict[str, Any]]:
         """Append the completions that :meth:`write` returned, and return the rows; a file that cannot be written is one warning."""
