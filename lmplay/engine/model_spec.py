@@ -61,7 +61,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     """
     source = path
     if stored is None and settings.initial_model is not None:
-        source = settings.file(settings.initial_model)
+        source = settings.found(settings.initial_model)
         stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:

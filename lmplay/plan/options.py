@@ -271,9 +271,8 @@ class Options:
 
 
 # The flags that `--help` shows; `--help-all` has the others too.
-BASIC = ("exp", "num_blocks", "embed_dim", "num_heads", "context_len", "model", "initial_model", "training_plan", "dataset", "out_dir", "batch_size",
-         "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "device", "amp", "compile_model",
-         "time_limit", "describe", "check_plan", "show_samples", "inspect", "track", "sample_prompts", "quiet")
+BASIC = ("exp", "context_len", "model", "initial_model", "training_plan", "dataset", "out_dir", "batch_size", "save_interval", "seed", "reset_history", "lr",
+         "optimizer", "device", "amp", "time_limit", "check_plan", "show_samples", "track", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

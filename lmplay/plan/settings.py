@@ -59,8 +59,13 @@ class Settings(Options):
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
     def file(self, name: str) -> Path:
-        """Find a model file that another flag names, see :func:`lmplay.paths.in_folder`."""
+        """Say where a model file is that a flag names, see :func:`lmplay.paths.in_folder`."""
         return in_folder(name, self.out_dir)
+
+    def found(self, name: str) -> Path:
+        """Find a model file that a flag names, with or without .lmp."""
+        path = self.file(name)
+        return path if path.suffix or path.is_file() else self.file(f"{name}.lmp")
 
     def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.

@@ -60,7 +60,7 @@ def _run(settings: Settings, interrupt: Interrupt, arguments: list[str], faults:
         _print_table([(row.name, row.description) for row in experiments().values()])
         return 0
     if settings.inspect is not None:
-        return _inspect(settings.file(settings.inspect), settings.json)
+        return _inspect(settings.found(settings.inspect), settings.json)
     from ..plan.load import list_plans, load_plan, plan_from_dataset
 
     if settings.training_plan == "list":

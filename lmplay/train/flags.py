@@ -102,6 +102,23 @@ def write_settings(settings: Settings, path: Path) -> None:
         raise UserError(f"--dump-config {path}: cannot be written ({error.strerror}).") from None
 
 
+def flags_page() -> str:
+    """Write docs/flags.md: every flag with its default."""
+    lines = ["# Flags of lmp_trainer", "",
+             "All flags with their defaults, as `lmp_trainer --help-all` has them. `-` and `_` are the same in a flag's name. A switch has a `--no-` form. "
+             "What you type wins over",
+             "the plan; a settings file (`--use-config`, JSON or YAML) counts as typed, below the command line. `--dump-config FILE` writes one from the flags "
+             "given, `--use-config",
+             "NAME_settings.json` repeats a run from its record ([checkpoint.md](checkpoint.md#settings)). This page is made from the table of flags."]
+    for group in GROUPS:
+        lines += ["", f"## {group[0].upper()}{group[1:]}", "", "| flag | default | what |", "| --- | --- | --- |"]
+        for flag in (flag for flag in FLAGS if flag.group == group):
+            default = ("on" if flag.default else "off") if flag.check is switch else "" if flag.default is None else str(flag.default)
+            unit = f" {flag.unit}" if flag.unit else ""
+            lines.append(f"| `--{_dashed(flag.name)}{unit}` | {default} | {flag.help} |".replace("off|on|N", "off, on, N"))
+    return "\n".join([*lines, ""])
+
+
 def _build_parser() -> Parser:
     """Make the parser from the table."""
     parser = Parser(prog="lmp_trainer", usage="%(prog)s [flags]", formatter_class=argparse.RawDescriptionHelpFormatter,

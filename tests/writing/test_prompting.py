@@ -64,8 +64,8 @@ def test_the_mark_after_an_answer_ends_a_chat(tmp_path):
 
 def test_a_checkpoint_says_the_form_of_each_source_and_the_generator_reads_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "tales.jsonl", [{"title": "Cats", "text": sentences(1)} for _ in range(6)])
-    write_rows(tmp_path / "asked.jsonl", [{"question": "Why?", "answer": sentences(1)} for _ in range(6)])
+    write_rows(tmp_path / "tales.jsonl", [{"title": "Cats", "text": sentences(1)} for _ in range(12)])
+    write_rows(tmp_path / "asked.jsonl", [{"question": "Why?", "answer": sentences(1)} for _ in range(12)])
     write_plan(tmp_path, {"one": {"dataset": "tales.jsonl"}, "two": {"dataset": ["asked.jsonl", "tales.jsonl"]}})
     (tmp_path / "prompts.txt").write_text("Why?\n")
     assert main([*TINY, "--training-plan", "plan.json", "--model", "m", "--save-weights-only", "w.lmp", "--sample-prompts", "prompts.txt",
