@@ -22,7 +22,7 @@ COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS 
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
-FOREIGN = {"--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
+FOREIGN = {"--no-", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
 # What prints something and ends, so that nothing need be trained.
 LOOKS = ("--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
 
@@ -59,7 +59,7 @@ def test_every_command_is_taken(reader, capsys, command):
     program, *arguments = shlex.split(command)
     if program == "lmp_trainer":
         has_file = {"--use-config", "--initial-model", "--inspect"} & {*arguments}
-        size = [] if has_file else [*TINY, "--model", "new"] if "--model" not in arguments else TINY
+        size = [] if has_file else [*TINY, "--out-dir", "new"]
         code = train([*arguments, *size, *([] if {*LOOKS} & {*arguments} else ["--describe"])])
     elif program == "lmp_generator":
         code = generate([*arguments, *(["--prompt", "The"] if "--prompt" not in arguments and "--prompts" not in arguments else []), "--max-tokens", "2"])
@@ -114,6 +114,21 @@ def test_every_link_leads_somewhere(page):
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             assert anchor in [re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings], target
+
+
+def test_every_pattern_of_freeze_matches_and_leaves_something_to_train():
+    import torch
+
+    from lmplay.exp import build_model, get_experiment
+    from lmplay.optim.freeze import apply_freeze
+
+    with torch.device("meta"):
+        model = build_model(get_experiment("gpt2ish"), vocab_size=8, context_len=16, num_blocks=6, embed_dim=8, num_heads=2)
+    patterns = [json.loads(span) for span in re.findall(r"`(\[\"[^`]*\])`", PAGES["docs/running.md"])]
+    patterns += [stage["freeze"] for page, text in PLANS for stage in json.loads(text).values() if "freeze" in stage]
+    assert len(patterns) > 3
+    for pattern in patterns:
+        assert apply_freeze(model, pattern)
 
 
 def test_the_readme_is_a_page_and_the_contents_are_whole():
