@@ -7,11 +7,11 @@ import pytest
 from helpers import ROOT, TINY, sentences, write_rows
 
 from lmplay.command_line import Parser
-from lmplay.generate.__main__ import _parser as generator_flags
 from lmplay.generate.__main__ import main as generate
+from lmplay.generate.command import _parser as generator_flags
 from lmplay.plan.load import load_plan
-from lmplay.plotstats.__main__ import _build_parser as plot_flags
 from lmplay.plotstats.__main__ import main as plot
+from lmplay.plotstats.command import _build_parser as plot_flags
 from lmplay.train.__main__ import main as train
 from lmplay.train.flags import _build_parser as trainer_flags
 

@@ -55,7 +55,7 @@ def flags_of_record(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """Take the flags out of a record: those that were typed, and the values of the others; what names the plan, or starts anew, is left out."""
     left_out = {"training_plan", "dataset", *ONCE}
     typed, others = ({name: value for name, value in record[key].items() if name not in left_out} for key in ("typed", "defaults"))
-    known = {flag.name for flag in FLAGS} - {"out_dir"}  # which the environment may give
+    known = {flag.name for flag in FLAGS} - {"out_dir", "callback"}  # the environment may give the one, and code of a file is run only where it was typed
     return typed, {name: value for name, value in others.items() if name in known and value is not None}
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import Parser
-from ..errors import Faults, UserError, nearest
-from ..files import read_json_or_yaml, write_text
+from ..documents import read_json_or_yaml
+from ..errors import MOST_FAULTS, Faults, UserError, nearest
+from ..files import write_text
 from ..plan.options import BASIC, FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
 from ..plan.used import flags_of_record, is_record
@@ -25,11 +26,13 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
 
     :param faults: gets the values that are not allowed, and flags that contradict each other, instead of being refused here; those flags are left out.
     :return: the settings, and the file that --dump-config asks for.
-    :raises UserError: when a flag is unknown or its value is not allowed, or flags contradict each other.
+    :raises UserError: when a flag is unknown or its value is not allowed, flags contradict each other, or the file names code and is not trusted.
     """
     found = Faults() if faults is None else faults
     typed = {name: value for name, value in vars(_build_parser().read(argv)).items() if value is not None}
-    dump, use = typed.pop("dump_config", None), typed.pop("use_config", None)
+    dump, use, trusted = (typed.pop(name, None) for name in ("dump_config", "use_config", "trust_config"))
+    if trusted and not use:
+        raise UserError("--trust-config: is for --use-config FILE; give that too, or leave it out.")
     for flag in FLAGS:
         if flag.name in typed:
             try:
@@ -38,6 +41,9 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
                 found.lines.append(f"--{_dashed(flag.name)} {typed.pop(flag.name)}: allowed is {allowed}.")
     given, others = read_settings(Path(use)) if use else ({}, {})
     given |= typed
+    if "callback" in given and "callback" not in typed and not trusted:
+        raise UserError(f"settings file {use}: has the callback {given['callback']}, and code of a file is run only if it is trusted: type --callback "
+                        f"{given['callback']} yourself, or --trust-config, or take it out.")
     either = {"dataset", "training_plan"}
     if either <= given.keys() and not either <= typed.keys():  # one of them stands in the file, and what was typed wins
         if not either & typed.keys():
@@ -75,6 +81,8 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _checked(path: Path, key: str, value: Any, faults: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the flag that a key of a settings file stands for, with its checked value, or add to the faults."""
     name = key.replace("-", "_")
+    if len(faults) > MOST_FAULTS:
+        return
     if name not in _TABLE:
         faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, _TABLE)}")
         return
@@ -138,6 +146,7 @@ def _build_parser() -> Parser:
             made.completer = _COMPLETERS.get(flag.name) or partial(_words, getattr(flag.check, "words", ()))  # type: ignore[attr-defined]
     parser.further = {flag.name for flag in FLAGS} - {*BASIC}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
+    groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that the file of --use-config names as a callback")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
 

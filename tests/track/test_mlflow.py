@@ -43,6 +43,8 @@ def test_mlflow_holds_every_step_once(tmp_path, monkeypatch):
             assert found == expected(name, every)
     assert run.data.params["lr"] == "0.1"
     assert run.info.status == "FINISHED"
+    [rewind] = run.data.tags["lmplay.rewinds"].splitlines()  # killed at 20, and gone on from 12; a stop is none
+    assert "went on from step 12; steps 13 to 20 are of the attempt before" in rewind
     assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {"plan.json", "plots", "samples"}
     assert [artifact.path for artifact in client.list_artifacts(run.info.run_id, "plots/step_000000030")] == ["plots/step_000000030/quickstart.png"]
     texts = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "samples")}
