@@ -2,29 +2,73 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from typing import NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn
 
+from . import __version__
 from .errors import UserError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose faults are one clear line each, and that takes `_` for `-` in the name of a flag."""
+    """An argument parser whose faults are one clear line each, and that takes `_` for `-` in the name of a flag.
+
+    Every program has --help, --help-all and --version. `further` holds the destinations of flags that --help leaves out.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**options, allow_abbrev=False, add_help=False)
+        self.further: set[str] = set()
+        about = self.add_argument_group("help")
+        about.add_argument("-h", "--help", action=_Help, help="the flags that are needed most, and what they do")
+        about.add_argument("--help-all", action=_Help, help="all flags")
+        about.add_argument("--version", action="version", version=f"{self.prog} {__version__}", help="the version")
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line."""
-        raise UserError(f"{message}. `{self.prog} --help` lists the flags.")
+        raise UserError(f"{message}. `{self.prog} --help-all` lists the flags.")
 
     def read(self, argv: list[str] | None = None) -> argparse.Namespace:
         """Read a command line; None = that of the process. Raises UserError when a flag is unknown or its value is not allowed."""
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+            with suppress(ImportError):
+                import argcomplete
+
+                argcomplete.autocomplete(self)
         known, unknown = self.parse_known_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
         if unknown:
             flags = [option for action in self._actions for option in action.option_strings]
             wrong = [word for word in unknown if word.startswith("-")] or unknown  # the value behind an unknown flag is unknown too
             raise UserError(*(
                 f"{word}: {'there is no such flag' if word.startswith('-') else 'is not the value of any flag'}.{nearest(word, flags)} "
-                f"`{self.prog} --help` lists them." for word in wrong))
+                f"`{self.prog} --help-all` lists them." for word in wrong))
         return known
+
+    def help_text(self, whole: bool) -> str:
+        """Write the help, without the flags in `further` unless it is the whole."""
+        left_out = [] if whole else [action for action in self._actions if action.dest in self.further]
+        before = [action.help for action in left_out]
+        for action in left_out:
+            action.help = argparse.SUPPRESS
+        try:
+            more = f"\n--help-all has {len(left_out)} flags more.\n" if left_out else ""
+            return self.format_help() + more
+        finally:
+            for action, text in zip(left_out, before, strict=True):
+                action.help = text
+
+
+class _Help(argparse.Action):
+    """Prints the help and ends."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any):
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        assert isinstance(parser, Parser)
+        print(parser.help_text(whole=option_string == "--help-all"), end="")
+        parser.exit()
 
 
 def _with_hyphens(word: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 # Faults that are told at once, and characters of each: a file of a stranger may have millions. Who collects faults may stop when there are more.
@@ -32,6 +32,26 @@ class UserError(LmplayError):
     def __reduce__(self) -> tuple[type[UserError], tuple[str, ...]]:
         """Keep the faults apart when the error is pickled, on its way from another process."""
         return type(self), self.faults
+
+
+class Faults:
+    """Collects the faults of several checks, so that all are said at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Take up a UserError that is raised inside."""
+        try:
+            yield
+        except UserError as error:
+            self.lines += error.faults
+
+    def refuse(self) -> None:
+        """Raise all faults as one UserError, if there are any."""
+        if self.lines:
+            raise UserError(*self.lines)
 
 
 class TrainingError(LmplayError):

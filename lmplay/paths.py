@@ -1,4 +1,4 @@
-"""Finding files: what a folder and what a glob hold, even where links form loops."""
+"""Finding files: where a name without a folder lies, what a folder and what a glob hold, even where links form loops."""
 from __future__ import annotations
 
 import glob
@@ -9,6 +9,18 @@ from itertools import takewhile
 from pathlib import Path
 
 from .errors import UserError
+
+
+def in_folder(name: str, folder: str | Path) -> Path:
+    """Say where a model file is: a name without a folder (`./idea.lmp` has one) lies in the output folder.
+
+    :param name: as the user gave it.
+    :param folder: the output folder.
+    :return: the path; one in the current folder where there is such a file and none in `folder`: earlier versions put it there.
+    """
+    path = Path(name).expanduser()
+    there = Path(folder).expanduser() / path
+    return path if os.path.dirname(name) or (path.is_file() and not there.exists()) else there
 
 
 def walk_files(root: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from ..plan.curriculum import Curriculum, changes_to_come, show
 from ..plan.load import plan_from_json
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan
-from ..plan.settings import Settings, StageSettings, resolve_stage
+from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
 from . import format as checkpoint
 
 # Settings that are compared by stage, below flags and plan.
@@ -25,8 +25,7 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     :param stage_settings: of each stage that is not done.
     """
     model = stored["model"]["state_args"]
-    given = stored["runner"]["state_args"]["settings"]
-    before = Settings(**{flag.name: given[flag.name] for flag in FLAGS if flag.name in given}, explicit=frozenset(given["given"]))  # else the default
+    before = settings_from_json(stored["runner"]["state_args"]["settings"])
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
     pairs = [(name, stored["versions"].get(name), version, True) for name, version in checkpoint.versions().items()]

@@ -42,7 +42,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | No
             return None if settings.reset_history else rotation.find(path, stages)
         except Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
-    chosen = best if settings.resume == "best" else Path(settings.resume).expanduser()
+    chosen = best if settings.resume == "best" else settings.found(settings.resume)
     if not chosen.is_file():
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
         raise UserError(f"--resume {settings.resume}: there is no file {chosen}; {hint}.")

@@ -205,10 +205,17 @@ class _Tokenizer(_Base):
     begin_text: NotRequired[str]
 
 
+class _SourceForm(_Base):
+    source: str
+    form: Literal["text", "title", "instruction", "chat"]
+    chat: NotRequired[str | None]
+
+
 class _ModelArgs(_Base):
     experiment: str
     args: Annotated[dict[str, Any], AfterValidator(_model_args)]
     tokenizer: Annotated[_Tokenizer, AfterValidator(_tokenizer)]
+    forms: NotRequired[dict[str, list[_SourceForm]]]
 
 
 class _Model(_Base):
@@ -289,6 +296,7 @@ class _RunnerState(_Base):
 
 class _RunnerArgs(_Base):
     settings: Annotated[dict[str, Any], AfterValidator(_settings)]
+    stages: NotRequired[dict[str, dict[str, Any]]]
 
 
 class _Runner(_Base):

@@ -80,4 +80,4 @@ def check_weights(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Te
 
 def _target(settings: Settings) -> Path | None:
     """Return the file of `--save-weights-only`."""
-    return Path(settings.save_weights_only).expanduser() if settings.save_weights_only is not None else None
+    return settings.file(settings.save_weights_only) if settings.save_weights_only is not None else None

@@ -23,6 +23,8 @@ _MOST_KNOWN = 1000
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # What lies between a title or a question and the text it belongs to.
 BREAK = "\n\n"
+# How the text that is learned begins: by itself, after its title, after a question or an instruction, as the answer of a chat.
+FORMS = ("text", "title", "instruction", "chat")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Reading:
         """
         self._ranking, self._given, self._chat, self._has_nats = ranking, given, chat, has_nats
         self._by_fields: dict[tuple[str, ...], list[_Recipe]] = {}
+        self.begins = "text"
 
     def __call__(self, row: dict[str, Any], source: int = 0, index: int = 0) -> Sample:
         """Read a row.
@@ -95,6 +98,12 @@ class Reading:
             return _read_messages(values[0], source, index, self._chat)
         prompt, truth = read(*values)
         return Sample(prompt, truth, source, index, row["nats"] if self._has_nats else None)
+
+    def begin_with(self, fields: Iterable[str]) -> None:
+        """Note how most texts begin, for rows with these fields: `begins` is one of FORMS."""
+        found = self._forms(tuple(fields))
+        roles = found[0].roles if found else {}
+        self.begins = "chat" if "messages" in roles else "title" if "title" in roles else "text" if "text" in roles else "instruction"
 
     def form(self, row: dict[str, Any]) -> Form:
         """Choose the form in which a row is read; raises Skipped when it lacks a field that is needed."""
@@ -162,6 +171,7 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
     if chat is not None and "messages" not in first.roles:
         raise UserError(f"source {name}: \"chat\" is for chats, and its rows are read as {' and '.join(first.roles)} ({there}). Leave it out, "
                         "or name the chat's column with \"columns\": {\"messages\": \"…\"}.")
+    reading.begin_with(fields)
     return reading
 
 

@@ -40,6 +40,7 @@ class StageData:
         self._seed, self._validation_seed = seed, validation_seed
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
+        self._forms: list[dict[str, Any]] = []
         self._held_out: list[float] = []  # the share that is held out of each source
         self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
         self.names: list[str] = []  # of the sources, no two alike
@@ -65,6 +66,10 @@ class StageData:
     def length_is_known(self) -> bool:
         """Whether it is known how long the stage is."""
         return self._stage.tokens is not None or self.open_samples().total is not None
+
+    def forms(self) -> list[dict[str, Any]]:
+        """Say of each source how its texts begin (`form`, see :data:`.samples.FORMS`), and how its chats are written out (`chat`)."""
+        return [{"source": name, **form} for name, form in zip(self.names, self._forms, strict=True)]
 
     def open_samples(self) -> SampleStream:
         """Give the training samples from the start of the stage."""
@@ -148,6 +153,7 @@ class StageData:
         assert source is not None
         self._readings.append(self._choose_reading(source, spec))
         self.sources.append(source)
+        self._forms.append({"form": self._readings[-1].begins, "chat": spec.chat})
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation

@@ -25,11 +25,13 @@ class ModelComponent:
     args: dict[str, Any]
     tokenizer: Tokenizer
     module: nn.Module
+    forms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """How the texts of each source begin, by the stages that have begun (:meth:`lmplay.data.stage.StageData.forms`)."""
     name: str = "model"
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec}
+        return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec, "forms": dict(self.forms)}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
@@ -52,11 +54,13 @@ class RunnerComponent:
     record: RunRecord = field(default_factory=RunRecord)
     token_budget: dict[str, Any] = field(default_factory=dict)
     """With `--mini-batch-size auto`: the `tokens` of a mini-batch, and what they were measured for (`of`)."""
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What each stage has used, or will use (:func:`lmplay.plan.used.stage_settings`)."""
     name: str = "runner"
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"settings": self.settings.to_json()}
+        return {"settings": self.settings.to_json(), "stages": dict(self.stages)}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""

@@ -15,7 +15,7 @@ from ..checkpoints.format import load
 from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
-from ..exp import accepted_settings, build_model, get_experiment
+from ..exp import accepted_settings, build_model, get_experiment, own_defaults
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
@@ -69,11 +69,11 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     """
     source = path
     if stored is None and settings.initial_model is not None:
-        source = Path(settings.initial_model).expanduser()
+        source = settings.found(settings.initial_model)
         stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
-        args, chosen = settings.model_args(plan, experiment.settings)
+        args, chosen = settings.model_args(plan, own_defaults(experiment))
         accepted = accepted_settings(experiment)
         kept = args if accepted is None else {name: value for name, value in args.items() if name in accepted or name in chosen}
         return ModelSpec(experiment.name, kept, None)
@@ -104,6 +104,13 @@ def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageDat
         return load_tokenizer(name)
     budget = size * _CHARACTERS_PER_TOKEN // len(stage_data)
     return train_tokenizer((text for data in stage_data for text in data.texts(budget)), size)
+
+
+def check_tokenizer(settings: Settings, plan: Plan) -> None:
+    """Load the tokenizer of a new model, unless it is still to be trained; raises UserError when it is not there."""
+    name = tokenizer_name(settings, plan)
+    if trained_size(name) is None:
+        load_tokenizer(name)
 
 
 def tokenizer_name(settings: Settings, plan: Plan) -> str:

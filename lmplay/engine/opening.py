@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from ..device.machine import threads_to_use
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
-from ..errors import Unavailable, UserError
+from ..errors import Faults, Unavailable, UserError
 from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
@@ -40,7 +41,8 @@ from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import SCHEDULES
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan, Stage
-from ..plan.settings import Settings, StageSettings, resolve_stage
+from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
+from ..plan.used import flat_settings
 from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
@@ -50,9 +52,10 @@ from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
-from .model_spec import ModelSpec, choose_model, make_tokenizer
+from .model_spec import ModelSpec, check_tokenizer, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
+from .settings_record import settings_record, stages_of_checkpoint
 
 Say = Callable[[str], None]
 
@@ -113,29 +116,32 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     :return: the open stages by name, in order.
     :raises UserError: all faults together.
     """
-    opened, faults, accepted = {}, [], []
+    opened, faults, accepted = dict[str, OpenStage](), Faults(), list[str]()
     for stage, state in stages:
-        try:
+        settings = data = None
+        with faults.collected():
             settings = outline.stage_settings(stage)
+        with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed)
+        if settings is None or data is None:
+            continue
+        with faults.collected():
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
-                faults.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
+                faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if SCHEDULES[settings.schedule].curve is not None and not data.length_is_known:
-                faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
+                faults.lines.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
             differences = _adopt_changes(found)
             if outline.settings.accept_changed_data:
                 accepted += differences
             else:
-                faults += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
-                           "or choose another --model, or --reset-history to start anew." for change in differences]
+                faults.lines += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
+                                 "or choose another --model, or --reset-history to start anew." for change in differences]
             if state.context_len not in (None, settings.context_len):
-                faults.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {settings.context_len}; change it back.")
+                faults.lines.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {settings.context_len}; "
+                                    "change it back.")
             opened[stage.name] = found
-        except UserError as error:
-            faults += error.faults
-    if faults:
-        raise UserError(*faults)
+    faults.refuse()
     for found in opened.values():
         for warning in found.data.warnings:
             say(f"WARNING: stage '{found.stage.name}': {warning}")
@@ -156,6 +162,9 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     :raises UserError: for anything that is wrong with the input; nothing has been written then.
     """
     path = settings.model_file(plan)
+    if settings.model is not None and not os.path.dirname(settings.model) and path.parent == Path():
+        report.say(f"{path} is in the current folder, and the run goes on with it there; since version 0.1 a name without a folder lies in "
+                   f"{settings.out_dir}: to go on there, move all {path.stem}*.lmp into it.")
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
     _check_places(settings, path, [stage.name for stage in plan.stages])
@@ -164,13 +173,12 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         closing.callback(lock.release)
         lock.take()
         prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
-        runtime = start_device(settings)
-        ahead = outline(settings, plan)
+        runtime, ahead, stages = check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults())
         check_target(ahead.settings, path, [stage.name for stage in plan.stages])
         if ahead.stored is not None and ahead.curriculum.is_done:
             _already_done(ahead, report)
             return None
-        run = _make(ahead, runtime, report, interrupt, callbacks, prompts)
+        run = _make(ahead, runtime, stages, report, interrupt, callbacks, prompts)
         _check_space(run)
         interrupt.at_work = True  # from here on files change
         _prepare_folders(run, ahead.found, lock)
@@ -223,11 +231,21 @@ def check_model(ahead: Outline, runtime: Runtime, stages: Iterable[Stage]) -> No
     :param stages: those that are to be trained.
     :raises UserError: for wrong sizes, for flags that the model does not support, and for `freeze` patterns that match nothing.
     """
-    shapes = ahead.spec.build(vocab_size=8, meta=True)
-    runtime.packs(shapes)
-    runtime.save_memory(shapes)
-    for stage in stages:
-        freeze(shapes, stage, ahead.settings)
+    faults, shapes, args = Faults(), None, ahead.spec.args
+    with faults.collected():
+        shapes = ahead.spec.build(vocab_size=8, meta=True)
+    if shapes is None and "num_heads" in args:  # the names of the parameters can be checked nevertheless
+        with suppress(UserError):
+            shapes = replace(ahead.spec, args={**args, "num_heads": 1}).build(vocab_size=8, meta=True)
+    if shapes is not None:
+        with faults.collected():
+            runtime.packs(shapes)
+        with faults.collected():
+            runtime.save_memory(shapes)
+        for stage in stages:
+            with faults.collected():
+                freeze(shapes, stage, ahead.settings)
+    faults.refuse()
 
 
 def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
@@ -243,6 +261,42 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
         return apply_freeze(module, stage.freeze or (), settings.default_freeze)
     except UserError as error:
         raise UserError(*(f"stage '{stage.name}': {fault}" for fault in error.faults)) from None
+
+
+def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[tuple[Stage, StageState]]], say: Say,
+              faults: Faults) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
+    """Outline a run, check its model, and open its stages.
+
+    :param chosen: gives the stages to open, each with how far it has been done.
+    :param say: see :func:`open_stages`.
+    :param faults: what has been found wrong already.
+    :raises UserError: all faults together.
+    """
+    runtime = ahead = None
+    opened: dict[str, OpenStage] = {}
+    with faults.collected():
+        runtime = start_device(settings)
+    with faults.collected():
+        ahead = outline(settings, plan)
+    if runtime is not None and ahead is not None:
+        stages = chosen(ahead)
+        with faults.collected():
+            check_model(ahead, runtime, [stage for stage, _ in stages])
+        with faults.collected():
+            opened = open_stages(ahead, stages, say)
+        if faults.lines and ahead.spec.tokenizer is None:
+            with faults.collected():
+                check_tokenizer(settings, plan)
+    else:
+        for stage in plan.stages:
+            with faults.collected():
+                StageData(stage, settings.datasets_folder, settings.seed)
+        with faults.collected():
+            check_tokenizer(settings, plan)
+    faults.refuse()
+    assert runtime is not None
+    assert ahead is not None
+    return runtime, ahead, opened
 
 
 def start_device(settings: Settings) -> Runtime:
@@ -289,21 +343,23 @@ def _already_done(ahead: Outline, report: Report) -> None:
     if latest and folder.is_dir():
         record.restore(ahead.found.content["runner"]["state"])
         _mend_stats(record, folder, ahead.plan, ahead.spec.experiment, report)
-    report.already_done(ahead.path if latest else ahead.found.path, ahead.plan)
+    before = settings_from_json(ahead.found.content["runner"]["state_args"]["settings"])
+    flags = [f"--{flag.name.replace('_', '-')}" for flag in FLAGS if flag.change not in (Change.ASIDE, Change.SILENT)
+             and flag.name in ahead.settings.explicit and getattr(ahead.settings, flag.name) != getattr(before, flag.name)]
+    report.already_done(ahead.path if latest else ahead.found.path, ahead.plan, flags)
     report.weights(save_weights(ahead.settings, ahead.found.content["model"]))
 
 
-def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt, callbacks: Callbacks | None, prompts: list[str]) -> Run:
+def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report: Report, interrupt: Interrupt, callbacks: Callbacks | None,
+          prompts: list[str]) -> Run:
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
-    check_model(ahead, runtime, [stage for stage, _ in ahead.curriculum.remaining()])
-    stages = open_stages(ahead, ahead.curriculum.remaining(), report.say)
     model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.compiled, interrupt.at_once)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
-                                   report.say)
+                                   report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
               device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
               foreign_sizes(settings, ahead.plan))
@@ -326,6 +382,8 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 raise UserError(f"model {run.path}: its {component.name} cannot be restored ({type(error).__name__}: {error}); it is damaged, or not of this "
                                 "version. It is left as it is; choose another --model, or --reset-history to start anew.") from error
+    run.model.forms = dict(stored["model"]["state_args"].get("forms", {}))  # files of version 0.1 lack it
+    run.runner.stages = stages_of_checkpoint(stored, run.curriculum, run.model.args["context_len"])
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
         run.notifier.begin_another()
@@ -369,12 +427,10 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
         run.report.say(f"kept the old model as {kept}")
     adopt(run.settings, run.path, found, list(run.stages), run.report.say)
     _mend_stats(run.record, folder, run.curriculum.plan, run.model.experiment, run.report)
-    resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
-                                         "precision": run.runtime.precision, "model": str(run.path), "model_args": run.model.args,
-                                         "plan": run.curriculum.plan.to_json()}
-    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(resolved, indent=2) + "\n")
+    record = settings_record(run)
+    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     samples = run.completions.begin(run.record.progress.step)
-    run.notifier.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.record.stats, list(run.record.stage_stats.values()), samples)
+    run.notifier.start(run.path.stem, folder, flat_settings(record), record["plan"], run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:
         run.notifier.event("resumed", run.record.progress, run.record.stage)
 

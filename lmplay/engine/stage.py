@@ -16,6 +16,7 @@ from ..optim.grads import check_grads
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
+from ..writing.prompting import recorded
 from .batches import Batches, Grouping, TrainBatch
 from .budget import TokenBudget
 from .by_source import BySource
@@ -83,6 +84,7 @@ class StageRunner:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
             run.record.begin_stage(self.stage.name, self.held_out.floors())
+            run.model.forms[self.stage.name] = self.data.forms()
         if judge_anew(self.state, self.held_out.identity):
             for stats in (run.record.stats, self.stats):
                 stats.judge_anew()
@@ -175,8 +177,8 @@ class StageRunner:
     def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""
         run, found = self.run, None
-        written = run.completions.write(run.device_model.raw, run.model.tokenizer, self.settings.context_len, run.record.progress.step,
-                                        run.interrupt.requested)
+        prompting = recorded(run.model.tokenizer, run.model.forms)
+        written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step, run.interrupt.requested)
         for attempt in self._budget.attempts(self.cutter.context_len) if written is not None else ():
             with run.interrupt.until_stopped(), attempt as tokens:
                 budget = run.settings.validation_budget(self.cutter.context_len, tokens)

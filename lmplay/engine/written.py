@@ -29,7 +29,7 @@ def judge_written(model: nn.Module, tokenizer: Tokenizer, units: Iterable[list[P
     texts: list[list[int]] = [[] for _ in pieces]
     was_training = model.training
     try:
-        for tokens in generate(model, [piece.tokens[:piece.n_prompt].tolist() for piece in pieces], tokenizer.end_id, context_len, Sampling(temperature=0),
+        for tokens in generate(model, [piece.tokens[:piece.n_prompt].tolist() for piece in pieces], {tokenizer.end_id}, context_len, Sampling(temperature=0),
                                [0] * len(pieces), max(map(len, truths))):
             if interrupted():
                 return None

@@ -66,6 +66,12 @@ def accepted_settings(experiment: Experiment) -> dict[str, Any] | None:
     return {parameter.name: parameter.default for parameter in parameters if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)}
 
 
+def own_defaults(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that an experiment gives to its model, and for the others the defaults of its constructor; imports its target."""
+    parameters = inspect.signature(experiment.load()).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty} | experiment.settings
+
+
 def build_model(experiment: Experiment, **settings: Any) -> nn.Module:
     """Build an experiment's model with fresh weights.
 

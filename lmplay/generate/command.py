@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import Parser
-from ..errors import LmplayError, UserError
+from ..data.samples import FORMS
+from ..errors import LmplayError, UserError, nearest
+from ..paths import in_folder
 from ..plan.settings import Settings
+
+_FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..tokenizer import Tokenizer
+    from ..writing.prompting import Prompting
     from ..writing.sampling import Sampling
 
 
@@ -27,7 +31,7 @@ class _Writer:
     """A model, its tokenizer and how to generate."""
 
     model: nn.Module
-    tokenizer: Tokenizer
+    prompting: Prompting
     context_len: int
     sampling: Sampling
     most_tokens: int
@@ -41,27 +45,26 @@ class _Writer:
         :return: for each step what is added to each text; None once it has ended.
         """
         from ..data.permutation import hash64
-        from ..data.samples import BREAK
         from ..writing.generation import generate
 
-        head = self.tokenizer.encode(title + BREAK).ids.tolist() if title else [self.tokenizer.end_id]
-        ids = [head + self.tokenizer.encode(prompt).ids.tolist() for prompt in prompts]
+        tokenizer = self.prompting.tokenizer
+        ids = [self.prompting.ids(prompt, title) for prompt in prompts]
         seeds = [hash64(self.seed, first + number) >> 1 for number in range(len(prompts))]
         new: list[list[int]] = [[] for _ in prompts]
         told = [""] * len(prompts)
-        steps = generate(self.model, ids, self.tokenizer.end_id, self.context_len, self.sampling, seeds, self.most_tokens)
+        steps = generate(self.model, ids, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens)
         for step in steps:
             parts: list[str | None] = []
             for number, token in enumerate(step):
                 if token is not None:
                     new[number].append(token)
-                text = self.tokenizer.decode(new[number])
+                text = tokenizer.decode(new[number])
                 # A character may take several tokens: it is shown when it is whole.
                 whole = text if token is None else text.rstrip("\ufffd")
                 parts.append(whole[len(told[number]):])
                 told[number] = whole
             yield parts
-        yield [self.tokenizer.decode(ids)[len(before):] for ids, before in zip(new, told, strict=True)]
+        yield [tokenizer.decode(ids)[len(before):] for ids, before in zip(new, told, strict=True)]
 
 
 def run(argv: list[str] | None) -> int:
@@ -96,14 +99,19 @@ def run(argv: list[str] | None) -> int:
 
 def _parser() -> Parser:
     """Describe the flags."""
-    parser = Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
+    parser = Parser(prog="lmp_generator", usage="%(prog)s [flags]", description="Write texts with a model that lmp_trainer has trained.\n\n"
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
-    what.add_argument("--model", metavar="FILE", help="a model file (.lmp); by default the newest *_model.lmp in --out-dir")
+    what.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")
     what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
-    what.add_argument("--prompt", metavar="TEXT", action="append", help="how the text begins; may be given several times, and may be empty")
+    what.add_argument("--prompt", metavar="TEXT", action="append",
+                      help="a prompt: how the text begins, or what --as says; may be given several times, and may be empty")
     what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
-    what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example)")
+    what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example); "
+                      "a prompt is then how the text goes on")
+    what.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: how a text begins (text), its title, an instruction, or what "
+                      "a user says in a chat; by default what the newest training data had. After a title or an instruction comes an empty line")
+    what.add_argument("--markup", action="store_true", help="special tokens in a prompt, such as <|endoftext|>, are special; else they are text")
     what.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
     what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
     what.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
@@ -127,6 +135,8 @@ def _check(options: argparse.Namespace) -> None:
               for name, (low, high) in ranges.items() if not (low <= getattr(options, name) and (high is None or getattr(options, name) <= high))]
     if not options.repetition_penalty > 0:
         faults.append(f"--repetition-penalty {options.repetition_penalty}: allowed is a number above 0.")
+    if options.title and options.form not in (None, "title"):
+        faults.append(f"--title and --as {options.form} together: give one of them.")
     if options.prompt and options.prompts:
         faults.append("--prompt and --prompts together: give one of them.")
     if faults:
@@ -177,6 +187,7 @@ def _open(options: argparse.Namespace) -> _Writer:
     from ..device.runtime import choose_device
     from ..exp import build_model, get_experiment
     from ..tokenizer import Tokenizer
+    from ..writing.prompting import recorded
     from ..writing.sampling import Sampling
 
     device = choose_device(options.device)
@@ -189,19 +200,25 @@ def _open(options: argparse.Namespace) -> _Writer:
     model.load_state_dict(content["state"])
     if options.model is None:
         print(f"model {path}", file=sys.stderr)
+    prompting = recorded(tokenizer, built.get("forms", {}), options.form, options.markup)
+    if options.form is None and prompting.form != "text" and not options.title:
+        print(f"a prompt is read as {_FORMS_IN_WORDS[prompting.form]}, as in the training data; --as text|title|instruction|chat says otherwise",
+              file=sys.stderr)
     temperature = 0.0 if options.greedy else options.temperature
     sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
-    return _Writer(model.to(device), tokenizer, built["args"]["context_len"], sampling, options.max_tokens, options.seed)
+    return _Writer(model.to(device), prompting, built["args"]["context_len"], sampling, options.max_tokens, options.seed)
 
 
 def _model_file(options: argparse.Namespace) -> Path:
     """Find the model."""
-    if options.model is not None:
-        path = Path(options.model).expanduser()
-        if not path.is_file():
-            raise UserError(f"--model {path}: there is no such file; train one with lmp_trainer, or name another.")
-        return path
     folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
+    if options.model is not None:
+        name = options.model if options.model.endswith(".lmp") else f"{options.model}.lmp"
+        path = in_folder(name, folder)
+        if not path.is_file():
+            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
+            raise UserError(f"--model {options.model}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
+        return path
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")
@@ -223,12 +240,13 @@ def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace)
             if options.json:
                 print(json.dumps({"prompt": prompt, "title": options.title, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
             else:
-                print(f"=== prompt {number}, sample {sample}\n{prompt}{text}\n", flush=True)
+                between = writer.prompting.after(prompt) if not options.title else ""
+                print(f"=== prompt {number}, sample {sample}\n{prompt}{between}{text}\n", flush=True)
 
 
 def _stream(writer: _Writer, prompt: str, title: str | None, number: int) -> None:
     """Write one text and show it as it comes."""
-    print(prompt, end="", flush=True)
+    print(prompt + (writer.prompting.after(prompt) if not title else ""), end="", flush=True)
     for step in writer.write([prompt], title, number):
         print(step[0] or "", end="", flush=True)
     print(flush=True)

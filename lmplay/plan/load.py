@@ -24,6 +24,7 @@ from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, near
 from .names import RESERVED_ENDING
 from .options import MOST
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
+from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _GLOB = re.compile(r"[*?\[]")
@@ -33,12 +34,14 @@ _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no k
 def load_plan(name_or_path: str | Path) -> Plan:
     """Read and check a plan, without touching any data.
 
-    :param name_or_path: the name of a built-in plan (these win; write `./default` for a file of that name) or a JSON or YAML file.
+    :param name_or_path: the name of a built-in plan (these win; write `./default` for a file of that name), a JSON or YAML file, or the record of a run's
+        settings (NAME_settings.json), whose plan is taken.
     :return: the plan: short names written out, local paths absolute, `$defaults` merged into the stages.
     :raises UserError: when there is no such plan, or with one line per fault.
     """
     path = _find(name_or_path)
-    return _build(_plain(read_json_or_yaml(path, "plan"), f"plan {path}"), f"plan {path}", path.parent)
+    content = _plain(read_json_or_yaml(path, "plan"), f"plan {path}")
+    return plan_from_json(content["plan"]) if is_record(content) else _build(content, f"plan {path}", path.parent)
 
 
 def list_plans() -> list[tuple[str, str]]:

@@ -70,12 +70,13 @@ class Number:
 
 
 def choice(words: Collection[str]) -> Callable[[Any], str]:
-    """Make a check that takes one of a few words."""
+    """Make a check that takes one of a few words (its `words`, for the shell to complete)."""
     def check(value: Any) -> str:
         if value not in list(words):
             raise ValueError(f"one of {', '.join(words)}")
         return str(value)
 
+    check.words = tuple(words)  # type: ignore[attr-defined]
     return check
 
 
@@ -186,7 +187,8 @@ class Options:
     tokenizer: str | None = _flag(
         None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, `bytes`, or `train:N` (N tokens, learned from the "
         "plan's text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED, top="Tokenizer of a new model")
-    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; by default <out-dir>/<exp>_model.lmp", _ASIDE)
+    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it lies in --out-dir; by default "
+                              "<exp>_model.lmp", _ASIDE)
     initial_model: str | None = _flag(None, _M, _text, "FILE", "checkpoint whose weights and tokenizer a new model starts with; never written", _SILENT)
     training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
     dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
@@ -266,13 +268,25 @@ class Options:
     track: str | None = _flag(None, _W, names, "NAMES", "also send the figures to: csv, tensorboard, wandb, mlflow; several with commas between them", _ASIDE)
     callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
                                  _ASIDE)
+    track_project: str | None = _flag(None, _W, _text, "NAME", "project of Weights & Biases, experiment of MLflow; by default what WANDB_PROJECT and "
+                                      "MLFLOW_EXPERIMENT_NAME say, else lmplay", _ASIDE)
+    track_name: str | None = _flag(None, _W, _text, "NAME", "the run's name in trackers; by default WANDB_NAME, else the model file's", _ASIDE)
+    track_tags: str | None = _flag(None, _W, names, "TAGS", "tags of the run in trackers, with commas between them: TAG or KEY=VALUE; by default what "
+                                   "WANDB_TAGS and MLFLOW_TAGS say", _ASIDE)
     sample_prompts: str | None = _flag(
         None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; behind a tab may "
         "come the truth, with which the most probable text is compared by words; what it writes is appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
+    sample_count: int = _flag(1, _W, _from_1, "TEXTS", "texts for each prompt of --sample-prompts", _ASIDE)
+    sample_temperature: float = _flag(0.8, _W, Number(float, 0), "NUMBER", "temperature of --sample-prompts; 0 = always the most probable token", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
     verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 
+# The flags that `--help` shows; `--help-all` has the others too.
+BASIC = ("exp", "context_len", "model", "initial_model", "training_plan", "dataset", "out_dir", "batch_size", "save_interval", "seed", "reset_history", "lr",
+         "optimizer", "device", "amp", "time_limit", "check_plan", "show_samples", "track", "quiet")
+# What starts anew or goes back: it is done once, and left out where a command is repeated.
+ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

@@ -4,11 +4,13 @@ Precedence: what the user typed (on the command line or in a settings file) > st
 """
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..paths import in_folder
 from .names import DEFAULT_OBJECTIVE, RESERVED_ENDING
 from .options import FLAGS, Options
 
@@ -64,17 +66,27 @@ class Settings(Options):
             if RESERVED_ENDING.fullmatch(path.with_suffix("").suffix[1:]):
                 raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "
                                 "in a model of another name with --resume.")
-            return path.with_suffix(".lmp")
+            return path.with_suffix(".lmp") if os.path.dirname(self.model) else self.file(f"{path.stem}.lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
-    def model_args(self, plan: Plan, experiment_settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own settings.
+    def file(self, name: str) -> Path:
+        """Say where a model file is that a flag names, see :func:`lmplay.paths.in_folder`."""
+        return in_folder(name, self.out_dir)
 
+    def found(self, name: str) -> Path:
+        """Find a model file that a flag names, with or without .lmp."""
+        path = self.file(name)
+        return path if path.suffix or path.is_file() else self.file(f"{name}.lmp")
+
+    def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+        """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
+
+        :param own: the experiment's defaults, of which those that are flags are taken: the others stay the constructor's.
         :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't accept them).
         """
         in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
         typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.explicit}
-        chosen = {**experiment_settings, **in_plan, **typed}
+        chosen = {**{name: own[name] for name in MODEL_KEYS if name in own}, **in_plan, **typed}
         return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen)
 
     def typed_conflicts(self, args: dict[str, Any]) -> list[str]:
@@ -110,6 +122,11 @@ class Settings(Options):
         values = asdict(self)
         explicit = values.pop("explicit")
         return {**values, "given": sorted(explicit)}
+
+
+def settings_from_json(values: dict[str, Any]) -> Settings:
+    """Read back what :meth:`Settings.to_json` wrote, in this version or an earlier one; flags that it lacks have their defaults."""
+    return Settings(**{flag.name: values[flag.name] for flag in FLAGS if flag.name in values}, explicit=frozenset(values["given"]))
 
 
 @dataclass(frozen=True)

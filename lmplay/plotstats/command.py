@@ -63,16 +63,17 @@ def run(argv: list[str] | None) -> int:
 
 def _build_parser() -> Parser:
     """Describe the flags."""
-    parser = Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="lmp_plotstats", usage="%(prog)s [flags]", description=DESCRIPTION)
     folder = os.environ.get("LMP_DATASETS") or "out_gpt"
     parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
-    parser.add_argument("--models", nargs="+", action="extend", metavar="NAME", help="draw and compare only these models (default: all)")
+    parser.add_argument("--models", nargs="+", action="extend", type=_model_name, metavar="NAME", help="draw and compare only these models (default: all)")
     parser.add_argument("--x", nargs="+", choices=X_CHOICES, default=X_CHOICES, help="what the curves are drawn over, one column each (default: all three)")
     smoothing = """smooth training curves by a centred mean over this many points, or this share of a curve's points if below 1; 0 = off; no mean reaches
         across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with everything in one file that any browser opens, instead of pictures")
     parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
-    parser.add_argument("--baseline", metavar="NAME", help="subtract this model in the pictures of differences (default: the one that got farthest)")
+    parser.add_argument("--baseline", type=_model_name, metavar="NAME",
+                        help="subtract this model in the pictures of differences (default: the one that got farthest)")
     parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
     parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
                         "(default: png)")
@@ -80,6 +81,11 @@ def _build_parser() -> Parser:
                         f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
     return parser
+
+
+def _model_name(text: str) -> str:
+    """Read the name of a model, or of its file."""
+    return Path(text).name.removesuffix(".lmp") or text
 
 
 def _smoothing(text: str) -> float:

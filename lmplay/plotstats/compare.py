@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..plan.options import FLAGS, Change
+from ..plan.used import flat_settings
 from ..stats.totals import HELD_OUT, VALIDATION
 from ..words import counted
 from .runs import Curve, Floats, JudgedSet
-from .table import flatten
 
 LEVEL = 0.95
 _POINTS = 20_000
@@ -195,7 +195,7 @@ def _that_matter(settings: dict[str, Any]) -> dict[str, Any]:
     """Keep the settings in which two ideas differ: what changes the training, but for the seed."""
     arguments = settings.get("model_args")
     names = {*_FLAGS, *(arguments if isinstance(arguments, dict) else ())}
-    return {key: value for key, value in flatten(settings).items() if key in names or "." in key}
+    return {key: value for key, value in flat_settings(settings).items() if key in names or ("." in key and not key.startswith("versions."))}
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -62,7 +62,8 @@ def samples_tables(folder: Path, names: Sequence[str]) -> str:
     by_prompt: dict[str, dict[str, dict[int, str]]] = {}
     for name in names:
         for samples, prompt, text in _read_samples(folder / f"{name}_samples.jsonl"):
-            by_prompt.setdefault(prompt, {}).setdefault(name, {})[samples] = text
+            mine = by_prompt.setdefault(prompt, {}).setdefault(name, {})
+            mine[samples] = f"{mine[samples]}\n―\n{text}" if samples in mine else text  # several for a prompt (--sample-count)
     if not by_prompt:
         return ""
     parts = ["<section><h2>What they write</h2>"]

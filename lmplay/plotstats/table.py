@@ -10,11 +10,12 @@ from typing import Any
 from ..documents import read_json_or_yaml
 from ..errors import UserError
 from ..plan.options import FLAGS, Change
+from ..plan.used import flat_settings
 from ..words import compact, cut, duration
 from .runs import Curve
 
 # Settings that differ between any two runs, or do not change the training; a plan is compared stage by stage.
-_NOT_COMPARED = {"given", "plan", "model_args", *(flag.name for flag in FLAGS if flag.change is Change.ASIDE)}
+_NOT_COMPARED = {flag.name for flag in FLAGS if flag.change is Change.ASIDE}
 _LOSS = "{:.4f}".format
 # The columns: heading, key of `describe_runs`, how a value is written.
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
@@ -77,7 +78,7 @@ def differing_settings(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict
     :param settings: by run; runs without settings are not compared.
     :return: for each setting that differs its value in every run (None = missing); those of a plan's stages are named STAGE.KEY.
     """
-    flat = {name: flatten(one) for name, one in settings.items() if one}
+    flat = {name: {key: value for key, value in flat_settings(one).items() if key not in _NOT_COMPARED} for name, one in settings.items() if one}
     keys = dict.fromkeys(key for one in flat.values() for key in one)
     differing = [key for key in keys if len({json.dumps(one.get(key), sort_keys=True) for one in flat.values()}) > 1]
     return {key: {name: flat.get(name, {}).get(key) for name in settings} for key in differing}
@@ -86,17 +87,6 @@ def differing_settings(settings: Mapping[str, dict[str, Any]]) -> dict[str, dict
 def show(value: Any) -> str:
     """Write a setting."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """Put model arguments and the stages of the plan beside the settings."""
-    arguments, plan = settings.get("model_args"), settings.get("plan")
-    stages = plan.get("stages") if isinstance(plan, dict) else None
-    flat = {key: value for key, value in settings.items() if key not in _NOT_COMPARED}
-    flat |= arguments if isinstance(arguments, dict) else {}
-    for stage in stages if isinstance(stages, list) else ():
-        flat |= {f"{stage.get('name')}.{key}": value for key, value in stage.items() if key != "name"} if isinstance(stage, dict) else {}
-    return flat
 
 
 def _figure(curve: Curve | None, pick: Callable[[Curve, str], float], name: str) -> float | None:

@@ -17,10 +17,10 @@ from ..data.stream import SampleStream, describe_losses, describe_skipped, nothi
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
 from ..engine.batches import Batches, Grouping, TrainBatch
-from ..engine.opening import check_model, freeze, make_model, open_stages, outline, start_device
+from ..engine.opening import check_all, freeze, make_model
 from ..engine.run import OpenStage
 from ..engine.step import train_step
-from ..errors import UserError
+from ..errors import Faults, UserError
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
@@ -89,18 +89,17 @@ class _Measured:
         return round(length + beyond), _STANDARD_DEVIATIONS * spread / (length + beyond)
 
 
-def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], faults: Faults | None = None) -> dict[str, Any]:
     """Read the first part of every stage of a plan, and time a few steps.
 
     :param settings: of the command line; with an existing model file, its model and tokenizer are used, and the file is not changed.
     :param say: called with a line when code has been compiled.
+    :param faults: what has been found wrong already.
     :return: plain values: `stages`, a dictionary each, and their totals.
-    :raises UserError: for all that is wrong with the plan's data, at once.
+    :raises UserError: for all that is wrong with flags, model and data, at once.
     """
-    runtime, ahead = start_device(settings), outline(settings, plan)
+    runtime, ahead, opened = check_all(settings, plan, lambda _: [(stage, StageState(stage.name)) for stage in plan.stages], say, faults or Faults())
     settings = ahead.settings
-    check_model(ahead, runtime, plan.stages)
-    opened = open_stages(ahead, [(stage, StageState(stage.name)) for stage in plan.stages], say)
     model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
     module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]

@@ -20,11 +20,10 @@ from ..errors import UserError
 from ..files import check_is_file, write_text
 from ..stats.accuracy import count_edits
 from ..stats.figures import Progress
-from ..tokenizer import Tokenizer
 from ..writing.generation import generate
+from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 
-_SAMPLING = Sampling(temperature=0.8)  # the default of lmp_generator
 _AT_ONCE = 16  # prompts in a batch
 
 
@@ -48,7 +47,8 @@ class CompletionWriter:
     """Lets the model continue prompts, and appends the completions to a file.
 
     :param prompts: an empty list = do nothing.
-    :param tokens: the most for each prompt.
+    :param tokens: the most for each text.
+    :param count: texts for each prompt.
     :param seed: the run's; completions depend on it, the step and the prompt's number, and use none of the training's random numbers.
     :param say: warns the user.
     """
@@ -58,6 +58,8 @@ class CompletionWriter:
     tokens: int
     seed: int
     say: Callable[[str], None]
+    count: int = 1
+    temperature: float = 0.8
     _newest: float = -1  # the step of the newest lines
     _warned: bool = False
 
@@ -79,24 +81,27 @@ class CompletionWriter:
             self._warn(error)
         return rows
 
-    def write(self, model: nn.Module, tokenizer: Tokenizer, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
+    def write(self, model: nn.Module, prompting: Prompting, context_len: int, step: float, interrupted: Callable[[], bool]) -> list[str] | None:
         """Continue the prompts.
 
         :param model: its mode (training or evaluation) is kept.
+        :param prompting: how prompts become tokens.
         :param context_len: the most tokens that the model reads.
         :param step: the optimizer step that it has done.
         :param interrupted: asked before each token.
-        :return: the completion of each prompt; None when interrupted; empty without prompts, or when this step has completions already.
+        :return: the completions, `count` for each prompt in a row; None when interrupted; empty without prompts, or when this step has completions already.
         """
         if not self.prompts or step == self._newest:
             return []
-        ids = [[tokenizer.end_id, *tokenizer.encode(_split(prompt)[0]).ids.tolist()] for prompt in self.prompts]
-        seeds = [hash64(self.seed, int(step), number) >> 1 for number in range(len(ids))]
+        lines = self._lines()
+        ids = [prompting.ids(_split(line)[0]) for line in lines]
+        seeds = [hash64(self.seed, int(step), number, *([sample] if sample else [])) >> 1
+                 for number in range(len(self.prompts)) for sample in range(self.count)]
         new: list[list[int]] = [[] for _ in ids]
         was_training = model.training
         try:
-            for part, sampling in self._parts():
-                for tokens in generate(model, [ids[number] for number in part], tokenizer.end_id, context_len, sampling, [seeds[number] for number in part],
+            for part, sampling in self._parts(lines):
+                for tokens in generate(model, [ids[number] for number in part], prompting.ends, context_len, sampling, [seeds[number] for number in part],
                                        self.tokens):
                     if interrupted():
                         return None
@@ -110,7 +115,7 @@ class CompletionWriter:
             return []
         finally:
             model.train(was_training)
-        return [tokenizer.decode(text) for text in new]
+        return [prompting.tokenizer.decode(text) for text in new]
 
     def keep(self, texts: list[str], progress: Progress, stage: str) -> list[dict[str, Any]]:
         """Append the completions that :meth:`write` returned, and return the rows; a file that cannot be written is one warning."""
@@ -118,7 +123,7 @@ class CompletionWriter:
             return []
         self._newest = progress.step
         rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, **_compared(line, text)}
-                                      for line, text in zip(self.prompts, texts, strict=True)]
+                                      for line, text in zip(self._lines(), texts, strict=True)]
         try:
             check_is_file(self.path)
             with open(self.path, "ab") as file:
@@ -127,12 +132,16 @@ class CompletionWriter:
             self._warn(error)
         return rows
 
-    def _parts(self) -> list[tuple[list[int], Sampling]]:
-        """Divide the prompts into batches: those whose truth is known are continued with the most probable token each time."""
+    def _lines(self) -> list[str]:
+        """Repeat each line of the prompts' file for each of its texts."""
+        return [line for line in self.prompts for _ in range(self.count)]
+
+    def _parts(self, lines: list[str]) -> list[tuple[list[int], Sampling]]:
+        """Divide the lines into batches, by their numbers: those whose truth is known are continued with the most probable token each time."""
         parts = []
-        for known, sampling in ((False, _SAMPLING), (True, Sampling(temperature=0))):
-            numbers = [number for number, line in enumerate(self.prompts) if (_split(line)[1] is not None) == known]
-            parts += [(numbers[first:first + _AT_ONCE], sampling) for first in range(0, len(numbers), _AT_ONCE)]
+        for known, temperature in ((False, self.temperature), (True, 0.0)):
+            numbers = [number for number, line in enumerate(lines) if (_split(line)[1] is not None) == known]
+            parts += [(numbers[first:first + _AT_ONCE], Sampling(temperature=temperature)) for first in range(0, len(numbers), _AT_ONCE)]
         return parts
 
     def _warn(self, error: OSError | MemoryError) -> None:

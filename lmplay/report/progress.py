@@ -11,6 +11,8 @@ from ..words import clock
 from .records import StageStart, StepDone
 
 _NAME_CHARACTERS = 24
+# What is left of a step's weight in the running losses after each further step: they follow within some five steps.
+_KEPT = 0.7
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self.validation: float | None = None  # loss of the newest validation in this stage
-        self._losses: dict[str, float] = {}  # running means by source; that of all under the empty name
+        self._losses: dict[str, tuple[float, float]] = {}  # running sums of loss and tokens by source; those of all under the empty name
         self._own: dict[str, float | None] = {}  # the newest values of the objective's own figures
         self._start = self._here = _Mark(time.monotonic(), None, Progress(0, 0, 0, 0.0))
         self._first: _Mark | None = None  # after this run's first step in this stage, which is slow and not counted
@@ -44,15 +46,17 @@ class ProgressLine:
         """Add a step."""
         for name, (loss_sum, n_tokens) in {"": (step.loss_sum, step.n_truth), **step.sources}.items():
             if n_tokens:
-                self._losses[name] = self._losses.get(name, loss_sum / n_tokens) * 0.95 + loss_sum / n_tokens * 0.05
+                old_loss, old_tokens = self._losses.get(name, (0.0, 0.0))
+                self._losses[name] = (_KEPT * old_loss + loss_sum, _KEPT * old_tokens + n_tokens)
         self._own = dict(step.own)
         self._here = _Mark(time.monotonic(), step.share, step.progress)
         self._first = self._first or self._here
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures; losses are running means over about 20 steps."""
+        """Return the figures; losses are running means over the tokens of the last few steps."""
         stage_left = self._stage_left()
-        return {"loss": self._losses.get("", 0.0), "loss_by_source": {name: loss for name, loss in sorted(self._losses.items()) if name},
+        losses = {name: loss_sum / n_tokens for name, (loss_sum, n_tokens) in sorted(self._losses.items())}
+        return {"loss": losses.pop("", 0.0), "loss_by_source": losses,
                 "validation_loss": self.validation, **self._own,
                 "tokens_per_second": (self._here.progress.tokens - self._start.progress.tokens) / max(self._here.time - self._start.time, 1e-9),
                 "stage_seconds_left": stage_left, "plan_seconds_left": self._plan_left(stage_left)}

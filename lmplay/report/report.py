@@ -14,6 +14,7 @@ from pathlib import Path
 from .. import __version__
 from ..checkpoints.format import versions
 from ..errors import tell
+from ..plan.options import ONCE
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..words import counted
@@ -38,6 +39,7 @@ class Report:
     """
 
     def __init__(self, command: list[str], quiet: bool = False, verbose: bool = False, log_json: bool = False):
+        self.command = command
         self._command = shlex.join(_to_go_on(command))
         self._console = Console(quiet, log_json)
         self._console.say(f"lmplay {__version__}: {shlex.join(command)}", "command", shown=False, command=command, version=__version__)
@@ -168,10 +170,14 @@ class Report:
         self._console.say("\n".join(lines), "done", always=True, samples=end.progress.samples, tokens=end.progress.tokens, seconds=end.progress.seconds,
                           final=final, best=end.best, weights=weights and str(weights), **file_fields(end))
 
-    def already_done(self, path: Path, plan: Plan) -> None:
-        """Say that there is nothing to do."""
-        self._console.say(f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or "
-                          "--reset-history to start anew.", "already done", always=True, model=str(path), stages=len(plan.stages))
+    def already_done(self, path: Path, plan: Plan, flags: Sequence[str]) -> None:
+        """Say that there is nothing to do, and what to do with flags that differ from those it was done with."""
+        lines = [f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or --reset-history to start anew."]
+        if flags:
+            given = " and ".join(flags)
+            lines += [f"{given}: nothing is left that this could change. To train anew with it and compare, give another --model;",
+                      f"to train this model on with it, add a stage to the plan, or begin a plan with its weights: --initial-model {path} --model NEW."]
+        self._console.say("\n".join(lines), "already done", always=True, model=str(path), stages=len(plan.stages), flags=list(flags))
 
     def _undo(self, settings: Settings) -> str:
         """List the flags that undo what a settings file says about starting anew; on the command line they are left out."""
@@ -196,7 +202,7 @@ def _to_go_on(command: list[str]) -> list[str]:
     words, value_of = [], ""
     for word in command:
         name = word.replace("_", "-").partition("=")[0] if word.startswith("--") else ""
-        if name not in ("--reset-history", "--ignore-optimizer", "--accept-changed-data", "--resume") and value_of != "--resume":
+        if name.removeprefix("--").replace("-", "_") not in ONCE and value_of != "--resume":
             words.append(word)
         value_of = name if "=" not in word else ""
     return words

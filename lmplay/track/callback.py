@@ -13,6 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class RunInfo:
     """A run: `name` is the model file's, `identity` stays the same over all resumes, `folder` has its statistics.
+    `settings` are those it uses, side by side (those of a stage as STAGE.KEY).
 
     `step` is the optimizer step at which it starts or goes on; later steps that a callback has heard of come again. `past` has the figures of all steps and
     validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and all completions under "samples": for a
@@ -63,8 +64,19 @@ class Callback:
         """Take over a `state`."""
 
 
+@dataclass(frozen=True)
+class Naming:
+    """What a run is called in trackers; where None or empty, the tracker's own environment variables say it, else lmplay."""
+
+    project: str | None = None
+    name: str | None = None
+    tags: tuple[str, ...] = ()
+
+
 class Tracker(Callback):
     """A callback that logs figures under the kinds "train", "validation" and "final_validation"."""
+
+    naming = Naming()
 
     def train(self, figures: dict[str, Any]) -> None:
         self._log("train", figures)

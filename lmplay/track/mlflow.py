@@ -13,34 +13,38 @@ from .callback import RunInfo, Tracker, past_rows, rewound, samples_by_step
 
 _SECONDS = 5.0  # between two requests: each is a transaction
 _MOST = 900  # metrics of a request; MLflow's limit is 1000
+_MOST_PARAMS = 100  # parameters of a request, MLflow's limit
 _LONGEST = 5000  # characters of a parameter; MLflow's limit is 6000
 _LONGEST_KEY = 250  # characters of a metric's name, MLflow's limit
 
 
 class MlflowTracker(Tracker):
-    """Logs to one run of experiment `lmplay`, also over resumes; it sends the metrics that the store lacks."""
+    """Logs to one run, also over resumes; it sends the metrics that the store lacks."""
 
     wants_pictures = True
 
     def start(self, run: RunInfo) -> None:
         from mlflow import MlflowClient
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, Param
 
         self._metric = Metric
         self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run.folder / 'mlflow.db').absolute()}")
-        experiment = self._client.get_experiment_by_name("lmplay")
+        named = self.naming.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "lmplay"
+        experiment = self._client.get_experiment_by_name(named)
         number = experiment.experiment_id if experiment else self._client.create_experiment(
-            "lmplay", artifact_location=None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "mlflow").absolute().as_uri())
+            named, artifact_location=None if os.environ.get("MLFLOW_TRACKING_URI") else (run.folder / "mlflow").absolute().as_uri())
         found = self._client.search_runs([number], f"tags.lmplay = '{run.identity}'")
         if found:
             self._run = found[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
         else:
-            self._run = self._client.create_run(number, run_name=run.name, tags={"lmplay": run.identity}).info.run_id
-            for name, value in run.settings.items():
-                self._client.log_param(self._run, name, str(value)[:_LONGEST])
+            self._run = self._client.create_run(number, run_name=self.naming.name or run.name, tags={**self._tags(), "lmplay": run.identity}).info.run_id
+            params = [Param(_allowed(name), str(value)[:_LONGEST]) for name, value in run.settings.items()]
+            for first in range(0, len(params), _MOST_PARAMS):
+                self._client.log_batch(self._run, params=params[first:first + _MOST_PARAMS])
             self._client.log_text(self._run, json.dumps(run.plan, indent=2, ensure_ascii=False), "plan.json")
         self._sent: dict[str, int] = {}
+        self._step = run.step
         self._waiting: list[Any] = []
         self._last = time.monotonic()
         if found and (rewind := rewound(self._newest("train/samples"), run.step)):
@@ -57,12 +61,19 @@ class MlflowTracker(Tracker):
     def end(self, status: str, pictures: list[Path]) -> None:
         self._send()
         for picture in pictures:
-            self._client.log_artifact(self._run, str(picture))
+            self._client.log_artifact(self._run, str(picture), f"plots/step_{self._step:09}")
         self._client.set_terminated(self._run, {"done": "FINISHED", "stopped": "KILLED"}.get(status, "FAILED"))
+
+    def _tags(self) -> dict[str, str]:
+        """Name the tags: those of the user, else those that MLFLOW_TAGS has as JSON."""
+        if self.naming.tags:
+            return {key: value for key, _, value in (tag.partition("=") for tag in self.naming.tags)}
+        return {str(key): str(value) for key, value in json.loads(os.environ.get("MLFLOW_TAGS") or "{}").items()}
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
         """Queue what the store lacks."""
         step, now = int(figures["step"]), int(time.time() * 1000)
+        self._step = max(self._step, step)
         for name, value in figures.items():
             key = _allowed(f"{kind}/{name}")
             if value is not None and name != "step" and step > self._newest(key):

@@ -10,27 +10,29 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .background import Background
-from .callback import Callback, Callbacks
+from .callback import Callback, Callbacks, Naming, Tracker
 
 # Name, class, and the package that it needs, which is also the name of our extra.
 TRACKERS = {"csv": ("csv_file:CsvTracker", None), "tensorboard": ("tensorboard:TensorBoardTracker", "tensorboard"),
             "wandb": ("wandb:WandbTracker", "wandb"), "mlflow": ("mlflow:MlflowTracker", "mlflow")}
 
 
-def open_callbacks(track: str | None, callback: str | None, say: Callable[[str], None]) -> Callbacks:
+def open_callbacks(track: str | None, callback: str | None, say: Callable[[str], None], naming: Naming | None = None) -> Callbacks:
     """Make the trackers and callbacks of a run.
 
     :param track: names of trackers, separated by commas (`--track`).
     :param callback: ``module:Class`` of callbacks, separated by commas (`--callback`).
     :param say: warns the user when one is given up.
+    :param naming: what the run is called in trackers.
     :return: all of them as one.
     :raises UserError: naming all that cannot be made.
     """
     members: dict[str, Callback] = {}
     faults: list[str] = []
-    makers: tuple[tuple[str | None, Callable[[str], Callback]], ...] = ((track, lambda name: Background(name, _tracker(name), say)), (callback, _imported))
+    makers: tuple[tuple[str | None, Callable[[str], Callback]], ...] = ((track, lambda name: Background(name, _tracker(name, naming or Naming()), say)),
+                                                                           (callback, _imported))
     for names, make in makers:
-        for name in _listed(names):
+        for name in listed(names):
             try:
                 members[name] = make(name)
             except UserError as error:
@@ -40,12 +42,12 @@ def open_callbacks(track: str | None, callback: str | None, say: Callable[[str],
     return Callbacks(members, say)
 
 
-def _listed(names: str | None) -> list[str]:
+def listed(names: str | None) -> list[str]:
     """Split a list of names, each once."""
     return list(dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip()))
 
 
-def _tracker(name: str) -> Callback:
+def _tracker(name: str, naming: Naming) -> Callback:
     """Make one of our trackers."""
     if name not in TRACKERS:
         raise UserError(f"--track {name}: there is no such tracker.{nearest(name, TRACKERS)} There are: {', '.join(TRACKERS)}.")
@@ -54,6 +56,8 @@ def _tracker(name: str) -> Callback:
         raise UserError(f"--track {name}: the package {package} is not installed; pip install 'lmplay[{package}]'.")
     module, _, kind = target.partition(":")
     made: Callback = getattr(importlib.import_module(f".{module}", __package__), kind)()
+    if isinstance(made, Tracker):
+        made.naming = naming
     return made
 
 

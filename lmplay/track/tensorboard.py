@@ -21,7 +21,7 @@ class TensorBoardTracker(Tracker):
 
         self._event = event_pb2.Event
         self._step = 0
-        folder = run.folder / "tensorboard" / f"{run.name}-{run.identity}"
+        folder = run.folder / "tensorboard" / f"{self.naming.name or run.name}-{run.identity}"
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer = EventFileWriter(str(folder), flush_secs=10)
@@ -29,9 +29,11 @@ class TensorBoardTracker(Tracker):
         self._writer.add_event(self._event(wall_time=time.time(), session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START)))
         self._text("settings", json.dumps(run.settings, indent=2))
         self._text("plan", json.dumps(run.plan, indent=2, ensure_ascii=False))
-        for kind, row in past_rows(run):
-            self._log(kind, row)
+        if self.naming.tags:
+            self._text("tags", ", ".join(self.naming.tags))
         self.samples(run.past.get("samples", []))
+        for kind, row in sorted(past_rows(run), key=lambda entry: entry[1]["step"]):  # the newest comes last: plots belong to its step
+            self._log(kind, row)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
         for self._step, text in samples_by_step(rows).items():

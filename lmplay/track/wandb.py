@@ -1,6 +1,7 @@
 """`--track wandb`: Weights & Biases, online or offline as its own settings say (WANDB_MODE=offline).  Stats floor; needs the package `wandb`."""
 from __future__ import annotations
 
+import os
 import shutil
 from html import escape
 from pathlib import Path
@@ -10,7 +11,7 @@ from .callback import RunInfo, Tracker, past_rows, rewound, samples_by_step
 
 
 class WandbTracker(Tracker):
-    """Logs to one run of project `lmplay`, also over resumes.
+    """Logs to one run, also over resumes.
 
     Online, a step that the server has is not sent again. Offline, files of a killed run may be cut off, so what has not been synced is written again.
     """
@@ -25,7 +26,10 @@ class WandbTracker(Tracker):
         for part in parts:
             if part not in synced:
                 shutil.rmtree(part, ignore_errors=True)
-        self._run = wandb.init(project="lmplay", id=run.identity, name=run.name, resume="allow", dir=str(run.folder),
+        # None leaves it to wandb's own variables.
+        project = self.naming.project or (None if os.environ.get("WANDB_PROJECT") else "lmplay")
+        name = self.naming.name or (None if os.environ.get("WANDB_NAME") else run.name)
+        self._run = wandb.init(project=project, id=run.identity, name=name, tags=self.naming.tags or None, resume="allow", dir=str(run.folder),
                                config={"settings": run.settings, "plan": run.plan}, settings=wandb.Settings(silent=True, console="off"))
         # Parts that were synced by hand end at a checkpoint or later; the rest is sent.
         self._sent = run.step if synced else self._run.step - 1
@@ -45,9 +49,12 @@ class WandbTracker(Tracker):
     def end(self, status: str, pictures: list[Path]) -> None:
         import wandb
 
+        shown = {f"plots/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}
+        if self._row:  # the newest step, which has not been sent yet
+            self._row |= shown
+        elif shown:
+            self._row = {"step": self._sent + 1, **shown}
         self._send()
-        if pictures and status == "done":
-            self._run.log({f"plots/{picture.stem}": wandb.Image(str(picture)) for picture in pictures}, step=self._sent + 1)
         self._run.finish(exit_code=1 if status == "failed" else 0)
 
     def _log(self, kind: str, figures: dict[str, Any]) -> None:

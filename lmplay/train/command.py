@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.interrupt import Interrupt, Stopped
-from ..errors import LmplayError, Unavailable, UserError, tell
+from ..errors import Faults, LmplayError, Unavailable, UserError, tell
 from ..hub import waiting
 from .flags import parse, write_settings
 
@@ -30,11 +30,12 @@ def run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         with Interrupt(until_process_ends=argv is None) as interrupt:
-            settings, dump = parse(arguments)
+            settings, dump = parse(arguments, faults := Faults())
             if dump is not None:
+                faults.refuse()
                 write_settings(settings, Path(dump))
                 return 0
-            return _choose(settings, interrupt, arguments)
+            return _choose(settings, interrupt, arguments, faults)
     except Stopped as stop:
         if not stop.at_work:  # else the report has told it
             tell("\nlmp_trainer: stopped before training began; nothing has been changed, and the same command goes on.", sys.stderr)
@@ -49,28 +50,36 @@ def run(argv: list[str] | None) -> int:
         return error.exit_code
 
 
-def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
+def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faults: Faults) -> int:
     """Do what needs no torch; for the rest, import the engine."""
+    if {settings.exp, settings.training_plan} & {"list"} or settings.inspect is not None:
+        faults.refuse()
     if settings.exp == "list":
         from ..exp import experiments
 
         _print_table([(row.name, row.description) for row in experiments().values()])
         return 0
     if settings.inspect is not None:
-        return _inspect(Path(settings.inspect).expanduser(), settings.json)
+        return _inspect(settings.found(settings.inspect), settings.json)
     from ..plan.load import list_plans, load_plan, plan_from_dataset
 
     if settings.training_plan == "list":
         _print_table(list_plans())
         return 0
-    plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
-    _check_names(settings, plan)
+    plan = None
+    with faults.collected():
+        plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
+    if plan is not None:
+        _check_names(settings, plan, faults)
+    if plan is None or not settings.check_plan:  # which looks further, whatever has been found
+        faults.refuse()
+    assert plan is not None
     if settings.time_limit is not None:
         interrupt.limit(settings.time_limit)
-    return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
+    return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments], faults)
 
 
-def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
+def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str], faults: Faults) -> int:
     """Describe, save data sets, or train."""
     from ..device.machine import cores_are_taken
 
@@ -83,7 +92,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     report = Report(command, settings.quiet, settings.verbose, settings.log_json)
     waiting.say, waiting.stopped = report.say, interrupt.requested
     try:
-        return _work(settings, plan, interrupt, report)
+        return _work(settings, plan, interrupt, report, faults)
     except Unavailable as error:
         report.unavailable(str(error), interrupt.at_work, settings)
         return interrupt.exit_code or error.exit_code
@@ -99,7 +108,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         raise
 
 
-def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
+def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, faults: Faults) -> int:
     """Do what the flags ask for."""
     say = partial(tell, stream=sys.stderr)  # standard output is for what a preview prints
     if settings.save_datasets:
@@ -116,7 +125,7 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
         from ..preview.check_plan import check_plan
         from ..preview.check_plan_text import to_text
 
-        found = check_plan(settings, plan, say)
+        found = check_plan(settings, plan, say, faults)
         tell(json.dumps(found, indent=2) if settings.json else to_text(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
@@ -124,9 +133,11 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) 
 
         tell(show(settings, plan, say))
         return 0
-    from ..track.opening import open_callbacks
+    from ..track.callback import Naming
+    from ..track.opening import listed, open_callbacks
 
-    callbacks = open_callbacks(settings.track, settings.callback, report.say)
+    callbacks = open_callbacks(settings.track, settings.callback, report.say,
+                               Naming(settings.track_project, settings.track_name, tuple(listed(settings.track_tags))))
     from ..engine.loop import train
     from ..engine.opening import open_run
 
@@ -146,13 +157,15 @@ def _inspect(path: Path, as_json: bool) -> int:
     return 2 if found["checksum"] == "wrong" else 0
 
 
-def _check_names(settings: Settings, plan: Plan) -> None:
-    """Refuse unknown experiments and tokenizers, which needs their names only."""
+def _check_names(settings: Settings, plan: Plan, faults: Faults) -> None:
+    """Find unknown experiments and tokenizers, which needs their names only."""
     from ..exp import get_experiment
     from ..tokenizer import trained_size
 
-    get_experiment(settings.experiment(plan))
-    trained_size(settings.tokenizer or plan.tokenizer or "")
+    with faults.collected():
+        get_experiment(settings.experiment(plan))
+    with faults.collected():
+        trained_size(settings.tokenizer or plan.tokenizer or "")
 
 
 def _print_table(rows: list[tuple[str, str]]) -> None:

@@ -2,25 +2,33 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..command_line import Parser
 from ..documents import read_json_or_yaml
-from ..errors import MOST_FAULTS, UserError, nearest
+from ..errors import MOST_FAULTS, Faults, UserError, nearest
 from ..files import write_text
-from ..plan.options import FLAGS, GROUPS, names, switch
+from ..plan.options import BASIC, FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
+from ..plan.used import flags_of_record, is_record
+
+_TABLE = {flag.name: flag for flag in FLAGS}
 
 
-def parse(argv: list[str]) -> tuple[Settings, str | None]:
+def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str | None]:
     """Read a command line, and the settings file it names; flags may be written with - or _.
 
+    :param faults: gets the values that are not allowed, and flags that contradict each other, instead of being refused here; those flags are left out.
     :return: the settings, and the file that --dump-config asks for.
     :raises UserError: when a flag is unknown or its value is not allowed, flags contradict each other, or the file names code and is not trusted.
     """
+    found = Faults() if faults is None else faults
     typed = {name: value for name, value in vars(_build_parser().read(argv)).items() if value is not None}
     dump, use, trusted = (typed.pop(name, None) for name in ("dump_config", "use_config", "trust_config"))
     if trusted and not use:
@@ -30,8 +38,9 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
             try:
                 typed[flag.name] = flag.check(typed[flag.name])
             except ValueError as allowed:
-                raise UserError(f"--{_dashed(flag.name)} {typed[flag.name]}: allowed is {allowed}.") from None
-    given = {**(read_settings(Path(use)) if use else {}), **typed}
+                found.lines.append(f"--{_dashed(flag.name)} {typed.pop(flag.name)}: allowed is {allowed}.")
+    given, others = read_settings(Path(use)) if use else ({}, {})
+    given |= typed
     if "callback" in given and "callback" not in typed and not trusted:
         raise UserError(f"settings file {use}: has the callback {given['callback']}, and code of a file is run only if it is trusted: type --callback "
                         f"{given['callback']} yourself, or --trust-config, or take it out.")
@@ -41,39 +50,46 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
             raise UserError(f"settings file {use}: has both dataset and training_plan; keep one of them.")
         given.pop("training_plan" if "dataset" in typed else "dataset")
     out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
-    settings = Settings(**{**given, "out_dir": out_dir}, explicit=frozenset(given))
-    if faults := settings.conflicts():
-        raise UserError(*faults)
+    settings = Settings(**{**others, **given, "out_dir": out_dir}, explicit=frozenset(given))
+    found.lines += settings.conflicts()
+    if faults is None:
+        found.refuse()
     return settings, dump
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file (--use-config), an object of flags: checked values by name, which count as typed, below the command line.
+def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read a settings file (--use-config): an object of flags, or the record of a run's settings, whose plan counts as typed too.
 
+    :return: checked values by name, which count as typed, below the command line, and values of other flags, in place of their defaults.
     :raises UserError: with a line for each wrong key or value.
     """
-    content = read_json_or_yaml(path, "settings file")
+    content, others = read_json_or_yaml(path, "settings file"), dict[str, Any]()
     if content is None:
-        return {}
+        return {}, {}
+    if is_record(content):
+        content, others = flags_of_record(content)
+        content["training_plan"] = str(path)
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: found {type(content).__name__}, allowed is an object of flags, such as {{\"lr\": 0.0003}}.")
-    table = {flag.name: flag for flag in FLAGS}
     faults: list[str] = []
-    settings: dict[str, Any] = {}
-    for key, value in content.items():
-        if len(faults) > MOST_FAULTS:
-            break
-        name = str(key).replace("-", "_")
-        if name not in table:
-            faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, table)}")
-            continue
-        try:
-            settings[name] = table[name].check(value)
-        except ValueError as allowed:
-            faults.append(f"settings file {path}, key '{key}': found {json.dumps(value, default=str)}, allowed is {allowed}.")
+    typed, untyped = ({name: value for key, value in part.items() for name, value in _checked(path, str(key), value, faults)} for part in (content, others))
     if faults:
         raise UserError(*faults)
-    return settings
+    return typed, untyped
+
+
+def _checked(path: Path, key: str, value: Any, faults: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the flag that a key of a settings file stands for, with its checked value, or add to the faults."""
+    name = key.replace("-", "_")
+    if len(faults) > MOST_FAULTS:
+        return
+    if name not in _TABLE:
+        faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, _TABLE)}")
+        return
+    try:
+        yield name, _TABLE[name].check(value)
+    except ValueError as allowed:
+        faults.append(f"settings file {path}, key '{key}': found {json.dumps(value, default=str)}, allowed is {allowed}.")
 
 
 def write_settings(settings: Settings, path: Path) -> None:
@@ -94,9 +110,26 @@ def write_settings(settings: Settings, path: Path) -> None:
         raise UserError(f"--dump-config {path}: cannot be written ({error.strerror}).") from None
 
 
+def flags_page() -> str:
+    """Write docs/flags.md: every flag with its default."""
+    lines = ["# Flags of lmp_trainer", "",
+             "All flags with their defaults, as `lmp_trainer --help-all` has them. `-` and `_` are the same in a flag's name. A switch has a `--no-` form. "
+             "What you type wins over",
+             "the plan; a settings file (`--use-config`, JSON or YAML) counts as typed, below the command line. `--dump-config FILE` writes one from the flags "
+             "given, `--use-config",
+             "NAME_settings.json` repeats a run from its record ([checkpoint.md](checkpoint.md#settings)). This page is made from the table of flags."]
+    for group in GROUPS:
+        lines += ["", f"## {group[0].upper()}{group[1:]}", "", "| flag | default | what |", "| --- | --- | --- |"]
+        for flag in (flag for flag in FLAGS if flag.group == group):
+            default = ("on" if flag.default else "off") if flag.check is switch else "" if flag.default is None else str(flag.default)
+            unit = f" {flag.unit}" if flag.unit else ""
+            lines.append(f"| `--{_dashed(flag.name)}{unit}` | {default} | {flag.help} |".replace("off|on|N", "off, on, N"))
+    return "\n".join([*lines, ""])
+
+
 def _build_parser() -> Parser:
     """Make the parser from the table."""
-    parser = Parser(prog="lmp_trainer", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = Parser(prog="lmp_trainer", usage="%(prog)s [flags]", formatter_class=argparse.RawDescriptionHelpFormatter,
                     description="Pretrain a language model from a plan.\n\nWithout network: lmp_trainer --training-plan quickstart",
                     epilog="Ctrl+C saves and stops; the same command goes on. Exit codes: 0 plan complete, 130/143 stopped by Ctrl+C/SIGTERM, 75 by a\n"
                            "limit or SIGUSR2 (all with the state saved: run it again), 2 bad input, 1 training failed.")
@@ -109,11 +142,35 @@ def _build_parser() -> Parser:
         else:
             told = "" if flag.default is None or flag.name == "out_dir" else f" (default: {flag.default})"
             action = "append" if flag.check is names else "store"
-            groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
+            made = groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
+            made.completer = _COMPLETERS.get(flag.name) or partial(_words, getattr(flag.check, "words", ()))  # type: ignore[attr-defined]
+    parser.further = {flag.name for flag in FLAGS} - {*BASIC}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that the file of --use-config names as a callback")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
+
+
+def _words(words: Iterable[str], **_: Any) -> list[str]:
+    """List what the shell may complete the value of a flag to."""
+    return list(words)
+
+
+def _experiments(**_: Any) -> list[str]:
+    """List the experiments, for the shell."""
+    from ..exp import experiments
+
+    return ["list", *experiments()]
+
+
+def _plans(prefix: str = "", **_: Any) -> list[str]:
+    """List the built-in plans and the files that may be one, for the shell."""
+    from ..plan.load import list_plans
+
+    return ["list", *(name for name, _ in list_plans()), *(path for end in ("json", "yaml", "yml") for path in glob.glob(f"{glob.escape(prefix)}*.{end}"))]
+
+
+_COMPLETERS = {"exp": _experiments, "training_plan": _plans}
 
 
 def _dashed(name: str) -> str:

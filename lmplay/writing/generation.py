@@ -5,7 +5,7 @@ Shapes: B texts, T positions, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from .sampling import Sampling, choose
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, context_len: int, sampling: Sampling, seeds: Sequence[int],
+def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_ids: int | Collection[int], context_len: int, sampling: Sampling, seeds: Sequence[int],
              most_tokens: int, use_cache: bool = True) -> Iterator[list[int | None]]:
     """Continue prompts, all at once; puts the model into evaluation mode.
 
@@ -24,6 +24,7 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, co
 
     :param model: see :mod:`lmplay.exp`; if its ``forward`` has a `cache`, each token is read once.
     :param prompts: token ids, at least one each; only the end of a long one is read.
+    :param end_ids: the token, or the tokens, that end a text.
     :param context_len: the most tokens that the model can read.
     :param seeds: one for each prompt.
     :param most_tokens: the most new tokens of each text.
@@ -31,6 +32,7 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, co
     :return: for each step the new token of each text; None once it has ended (the end token itself is left out).
     """
     model.eval()
+    ends = {end_ids} if isinstance(end_ids, int) else set(end_ids)
     device = next(model.parameters()).device
     writer = _Writer(model, prompts, context_len, use_cache and "cache" in inspect.signature(model.forward).parameters, device)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -38,7 +40,7 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_id: int, co
     for _ in range(most_tokens):
         draws = torch.stack([torch.rand((), generator=generator) for generator in generators])
         tokens: list[int] = choose(writer.logits(), writer.texts, sampling, draws).tolist()
-        ended = [done or token == end_id for done, token in zip(ended, tokens, strict=True)]
+        ended = [done or token in ends for done, token in zip(ended, tokens, strict=True)]
         if all(ended):
             return
         yield [None if done else token for done, token in zip(ended, tokens, strict=True)]

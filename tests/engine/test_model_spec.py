@@ -17,7 +17,7 @@ def test_the_trained_tokenizer_is_in_the_file(corpus, capsys):
     assert weights()["token_embedding.weight"].shape[0] <= 300
     shutil.move("out_gpt/gpt2ish_model.lmp", "first.lmp")
     assert main(["--dataset", "rows.jsonl", "--initial-model", "first.lmp", "--model", "second.lmp", "--device", "cpu"]) == 0
-    assert load(Path("second.lmp"))["model"]["state_args"]["tokenizer"] == spec
+    assert load(Path("out_gpt/second.lmp"))["model"]["state_args"]["tokenizer"] == spec
 
 
 def test_a_model_of_shapes_alone_has_those_of_the_model():

@@ -109,7 +109,7 @@ def test_a_skipped_batch_is_as_if_it_had_been_learned_from_without_effect(capsys
     monkeypatch.setattr(GPT2ish, "forward", lambda self, tokens, lengths=None:
                         forward(self, tokens, lengths=lengths) * (math.nan if (tokens == POISON).any() else 1.0))
     train_on_two(capsys, "--model", "skipped.lmp", "--on-nonfinite", "skip", "--dropout", 0.1)
-    expected, found = (load(Path(name))["model"]["state"] for name in ("by_hand.lmp", "skipped.lmp"))
+    expected, found = (load(Path(name))["model"]["state"] for name in ("out_gpt/by_hand.lmp", "out_gpt/skipped.lmp"))
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
 

@@ -26,32 +26,32 @@ def test_reset_history_starts_anew_and_keeps_the_old_file(corpus, capsys):
 
 def test_initial_model_gives_weights_only_and_is_never_written(corpus, capsys):
     train(capsys, "--dataset", "rows.jsonl", "--model", "first.lmp")
-    before = Path("first.lmp").read_bytes()
+    before = Path("out_gpt/first.lmp").read_bytes()
     train(capsys, "--dataset", "rows.jsonl", "--initial-model", "first.lmp", "--model", "second.lmp", "--lr", "1e-12", "--weight-decay", "0")
-    assert Path("first.lmp").read_bytes() == before
-    for key, value in weights("second.lmp").items():
-        torch.testing.assert_close(value, weights("first.lmp")[key], rtol=0, atol=1e-8)
-    stats = load(Path("second.lmp"))["runner"]["state"]["stats"]
+    assert Path("out_gpt/first.lmp").read_bytes() == before
+    for key, value in weights("out_gpt/second.lmp").items():
+        torch.testing.assert_close(value, weights("out_gpt/first.lmp")[key], rtol=0, atol=1e-8)
+    stats = load(Path("out_gpt/second.lmp"))["runner"]["state"]["stats"]
     assert stats["total_train_samples"] == 27
 
 
 def test_a_file_of_another_experiment_is_refused(corpus, capsys):
     train(capsys, "--dataset", "rows.jsonl", "--model", "m.lmp")
-    before = Path("m.lmp").read_bytes()
+    before = Path("out_gpt/m.lmp").read_bytes()
     text = train(capsys, "--dataset", "rows.jsonl", "--model", "m.lmp", "--exp", "gpt2ish_tiny", code=2)
     assert "gpt2ish_tiny" in text
     assert "the file's model is gpt2ish" in text
     assert "--embed-dim 32" in train(capsys, "--dataset", "rows.jsonl", "--model", "m.lmp", "--embed-dim", "32", code=2)
-    assert Path("m.lmp").read_bytes() == before
+    assert Path("out_gpt/m.lmp").read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:len(data) // 2], lambda data: b"", lambda data: data[:100] + bytes(200) + data[300:]])
 def test_a_damaged_file_is_named_and_left(corpus, capsys, damage):
     train(capsys, "--dataset", "rows.jsonl", "--model", "m.lmp")
-    Path("m.lmp").write_bytes(damage(Path("m.lmp").read_bytes()))
-    before = Path("m.lmp").read_bytes()
+    Path("out_gpt/m.lmp").write_bytes(damage(Path("out_gpt/m.lmp").read_bytes()))
+    before = Path("out_gpt/m.lmp").read_bytes()
     assert "m.lmp" in train(capsys, "--dataset", "rows.jsonl", "--model", "m.lmp", code=2)
-    assert Path("m.lmp").read_bytes() == before
+    assert Path("out_gpt/m.lmp").read_bytes() == before
 
 
 def test_a_begun_stage_cannot_change_and_a_later_one_can(corpus, capsys):

@@ -46,7 +46,7 @@ def test_auto_halves_until_it_fits_and_the_result_is_the_same(capsys, memory, er
     assert f"out of memory with {FULL // 2} tokens in a mini-batch: from here on {FULL // 4};" in text
     assert given[:3] == [12, 6, 3]
     assert max(given[2:]) == 3
-    expected = weights("plain.lmp")
+    expected = weights("out_gpt/plain.lmp")
     for key, value in weights().items():
         assert torch.equal(value, expected[key])  # the same mini-batches: the same bits
     assert load(FILE)["runner"]["state"]["room"]["tokens"] == FULL // 4
@@ -71,7 +71,7 @@ def test_memory_that_runs_out_half_way_leaves_no_trace(capsys, monkeypatch):
     monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {FULL: 1.0})
     train_on_two(capsys, "--mini-batch-size", "auto", "--dropout", 0.2)
     assert given[:5] == [12, 6, 6, 3, 3]
-    assert all(torch.equal(value, weights()[key]) for key, value in weights("plain.lmp").items())
+    assert all(torch.equal(value, weights()[key]) for key, value in weights("out_gpt/plain.lmp").items())
 
 
 def test_the_size_found_is_remembered(capsys, memory):

@@ -59,6 +59,33 @@ def test_built_in_settings_are_ones_the_model_takes() -> None:
                         "embed_dim": inspect.Parameter.empty, "num_heads": inspect.Parameter.empty, "dropout": 0.1, "tied_head": True}  # fmt: skip
 
 
+def test_the_defaults_of_a_constructor_hold_unless_somebody_says_otherwise(tmp_path: Path) -> None:
+    install(tmp_path, "own_x", "own = own_x:Own\nopen = own_x:Open", """
+        from torch import nn
+        class Own(nn.Module):
+            def __init__(self, vocab_size, embed_dim, context_len=64, *, num_blocks=2, dropout=0.3, rank=3):
+                super().__init__()
+                self.head = nn.Linear(rank, vocab_size, bias=False)
+        class Open(Own):
+            def __init__(self, num_blocks=5, **more):
+                super().__init__(num_blocks=num_blocks, **more)
+    """)
+    said = run(tmp_path, """
+        from lmplay.engine.model_spec import choose_model
+        from lmplay.plan.load import plan_from_json
+        from lmplay.train.flags import parse
+        from pathlib import Path
+        stage = {"stages": [{"name": "a", "dataset": "builtin:tales", "samples": 1}]}
+        for plan, arguments in (({}, []), ({"num_blocks": 4}, []), ({"num_blocks": 4}, ["--num-blocks", "7", "--dropout", "0.1"])):
+            settings, _ = parse(["--exp", "own", *arguments])
+            print(choose_model(settings, plan_from_json({**stage, "model": plan}), Path("x.lmp"), None).args)
+        print(choose_model(parse(["--exp", "open"])[0], plan_from_json(stage), Path("x.lmp"), None).args["num_blocks"])
+    """)
+    assert said.splitlines() == ["{'num_blocks': 2, 'embed_dim': 768, 'context_len': 64, 'dropout': 0.3}",
+                                 "{'num_blocks': 4, 'embed_dim': 768, 'context_len': 64, 'dropout': 0.3}",
+                                 "{'num_blocks': 7, 'embed_dim': 768, 'context_len': 64, 'dropout': 0.1}", "5"]
+
+
 def test_unknown_name() -> None:
     with pytest.raises(UserError, match=r"--exp gpt2ich: .*Did you mean 'gpt2ish'\?.*gpt2ish, gpt2ish_med, gpt2ish_large, gpt2ish_tiny"):
         get_experiment("gpt2ich")

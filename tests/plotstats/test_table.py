@@ -19,13 +19,13 @@ def test_settings_that_differ_and_the_table_for_programs(tmp_path, capsys, unpai
     assert code == 0
     runs = {run["model"]: run for run in json.loads(output)}
     assert pictures(tmp_path) == set()
-    assert runs["one"]["settings"] == {"lr": 0.1, "a.dataset": [{"path": "one.txt"}], "b.tokens": None}
-    assert runs["two"]["settings"] == {"lr": 0.2, "a.dataset": [{"path": "two.txt"}], "b.tokens": 7}
+    assert runs["one"]["settings"] == {"a.lr": 0.1, "b.lr": None, "a.dataset": [{"path": "one.txt"}], "b.tokens": None}
+    assert runs["two"]["settings"] == {"a.lr": 0.2, "b.lr": 0.2, "a.dataset": [{"path": "two.txt"}], "b.tokens": 7}
     assert set(runs["bare"]["settings"].values()) == {None}
     train = read_curve(tmp_path / "two_train_stats.json")
     assert (runs["two"]["samples"], runs["two"]["train_loss"]) == (train.last("samples"), train.last("loss"))
     assert runs["two"]["tokens_per_second"] == pytest.approx(1000.0)
     assert [runs[model]["running"] for model in ("one", "two", "bare")] == [False, True, True]
     _, output, _ = plot(capsys, tmp_path, "--x", "samples", "--models", "one", "two")
-    assert ["lr", "0.1", "0.2"] in [line.split() for line in output.splitlines()]
+    assert ["a.lr", "0.1", "0.2"] in [line.split() for line in output.splitlines()]
     assert "seed" not in output

@@ -47,9 +47,9 @@ def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(watc
     train("--sample-prompts", "prompts.txt", "--sample-tokens", 8)
     from lmplay.data.permutation import hash64
     from lmplay.exp import build_model, get_experiment
-    from lmplay.report import completions
     from lmplay.tokenizer import Tokenizer
     from lmplay.writing.generation import generate
+    from lmplay.writing.sampling import Sampling
 
     content = load(watched_folder / "out" / f"{NAME}.lmp")["model"]
     tokenizer = Tokenizer(content["state_args"]["tokenizer"])
@@ -57,8 +57,24 @@ def test_samples_are_what_lmp_generator_writes_from_the_weights_of_the_step(watc
     model.load_state_dict(content["state"])
     last = samples()[-1]
     prompt = [tokenizer.end_id, *tokenizer.encode("The cat").ids.tolist()]
-    steps = generate(model, [prompt], tokenizer.end_id, 48, completions._SAMPLING, [hash64(0, last["step"], 0) >> 1], 8, use_cache=False)
+    steps = generate(model, [prompt], tokenizer.end_id, 48, Sampling(temperature=0.8), [hash64(0, last["step"], 0) >> 1], 8, use_cache=False)
     assert tokenizer.decode([token for [token] in steps]) == last["text"]
+
+
+def test_count_length_and_temperature_are_flags(watched_folder, capsys):
+    (watched_folder / "prompts.txt").write_text("The cat\nA\n")
+    given = ["--sample-prompts", "prompts.txt", "--sample-tokens", 5, "--max-steps", 5, "--tokenizer", "bytes"]
+    train(*given, code=75)
+    one = samples()
+    assert all(len(row["text"].encode("utf-8", "replace")) <= 15 for row in one)
+    train(*given, "--reset-history", "--sample-count", 3, code=75)
+    three = samples()
+    assert [row["prompt"] for row in three[:6]] == ["The cat"] * 3 + ["A"] * 3
+    assert three[::3] == one  # the first is what it is alone
+    assert len({row["text"] for row in three[:3]}) > 1
+    train(*given, "--reset-history", "--sample-count", 2, "--sample-temperature", 0, code=75)
+    greedy = samples()
+    assert greedy[::2] == greedy[1::2]
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe\xfd", "not UTF-8")])

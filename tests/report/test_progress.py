@@ -64,11 +64,21 @@ def test_losses_are_running_means_of_all_and_by_source(clock):
     line.add(step_done(2, 40.0, 10, {"a": SourceLoss(40.0, 10)}))
     line.add(step_done(3, 0.0, 0))  # nothing to learn
     found = line.figures()
-    assert found["loss"] == pytest.approx(2 * 0.95 + 4 * 0.05)
-    assert found["loss_by_source"] == pytest.approx({"a": 3 * 0.95 + 4 * 0.05, "b": 1.0})
+    assert found["loss"] == pytest.approx((20 * 0.7 + 40) / (10 * 0.7 + 10))
+    assert found["loss_by_source"] == pytest.approx({"a": (15 * 0.7 + 40) / (5 * 0.7 + 10), "b": 1.0})
     line.validation = 3.0
     line.start_stage(stage_start())
     assert (line.figures()["loss"], line.figures()["loss_by_source"], line.validation) == (found["loss"], {}, None)
+
+
+def test_the_loss_follows_quickly(clock):
+    line = ProgressLine()
+    line.start_stage(stage_start())
+    for number in range(1, 6):
+        line.add(step_done(number, 100.0, 10))
+    for number in range(6, 13):
+        line.add(step_done(number, 20.0, 10))
+    assert 2.0 < line.figures()["loss"] < 2.8  # seven steps after a fall from 10 to 2
 
 
 def test_what_is_left_is_told_by_the_speed_since_the_first_step(clock):

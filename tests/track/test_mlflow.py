@@ -21,8 +21,11 @@ def test_mlflow_over_a_kill_and_a_stop(watched_folder):
         kind, _, name = key.partition("/")
         found[kind][name] = sorted((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, key))
     check(*found.values())
-    assert run.data.params["batch_size"] == "4"
-    assert f"{NAME}_train_stats.png" in {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert run.data.params["one.batch_size"] == "4"
+    assert "lr" not in run.data.params
+    last = max(step for step, _ in found["train"]["loss"])
+    plots = {artifact.path for artifact in client.list_artifacts(run.info.run_id, f"plots/step_{last:09}")}
+    assert f"plots/step_{last:09}/{NAME}_train_stats.png" in plots
 
 
 def test_mlflow_holds_every_step_once(tmp_path, monkeypatch):
@@ -42,7 +45,8 @@ def test_mlflow_holds_every_step_once(tmp_path, monkeypatch):
     assert run.info.status == "FINISHED"
     [rewind] = run.data.tags["lmplay.rewinds"].splitlines()  # killed at 20, and gone on from 12; a stop is none
     assert "went on from step 12; steps 13 to 20 are of the attempt before" in rewind
-    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {"plan.json", "quickstart.png", "samples"}
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {"plan.json", "plots", "samples"}
+    assert [artifact.path for artifact in client.list_artifacts(run.info.run_id, "plots/step_000000030")] == ["plots/step_000000030/quickstart.png"]
     texts = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "samples")}
     assert texts == {f"samples/step_{step:09}.txt" for step in range(5, 31, 5)}
     assert Path(client.download_artifacts(run.info.run_id, "samples/step_000000015.txt")).read_text() == samples_by_step(written(15))[15]

@@ -26,7 +26,8 @@ DEFAULTS = {
     "tune_allocator": True,
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
     "describe": False, "inspect": None, "check_plan": False, "show_samples": 0, "show_batch": None, "json": False,
-    "track": None, "callback": None, "sample_prompts": None, "sample_tokens": 100, "quiet": False, "verbose": False, "log_json": False,
+    "track": None, "callback": None, "track_project": None, "track_name": None, "track_tags": None,
+    "sample_prompts": None, "sample_tokens": 100, "sample_count": 1, "sample_temperature": 0.8, "quiet": False, "verbose": False, "log_json": False,
 }
 
 
@@ -164,6 +165,42 @@ def test_bad_input_is_refused_in_a_line_and_nothing_written(files, monkeypatch, 
         assert all(word in line for word in words), line
     assert "Traceback" not in err
     assert sorted(files.rglob("*")) == before
+
+
+def test_all_faults_of_flags_model_and_data_come_in_one_run(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    (files / "all.json").write_text(json.dumps({
+        "a": {"dataset": "good.jsonl", "freeze": ["block.*"]}, "b": {"dataset": "labels.jsonl", "context_len": 2048}, "c": {"dataset": "empty.jsonl"}}))
+    flags = ["--training-plan", "all.json", "--embed-dim", "100", "--num-heads", "12", "--tokenizer", "nobody/nothing"]
+    shared = [["embed-dim 100", "num-heads 12"], ["stage 'a'", "block.*"], ["stage 'b'", "2048"], ["labels.jsonl", "no text column"], ["empty.jsonl"],
+              ["nobody/nothing"]]
+    for first, more in (([], []), ([], ["--check-plan"]), ([["--optimizer adamv"], ["--lr 0"]], ["--check-plan", "--optimizer", "adamv", "--lr", "0"])):
+        code, _, err = run(capsys, *flags, *more)
+        assert code == 2
+        for line, words in zip(err.splitlines(), [*sorted(first, reverse=True), *shared] if not first else [["--lr 0"], ["adamv"], *shared], strict=True):
+            assert all(word in line for word in words), err
+    code, _, err = run(capsys, "--training-plan", "all.json", "--exp", "gtp2ish", "--tokenizer", "nobody/nothing", "--check-plan")
+    assert code == 2
+    for word in ("--exp gtp2ish", "labels.jsonl", "empty.jsonl", "nobody/nothing"):
+        assert sum(word in line for line in err.splitlines()) == 1, err
+
+
+def test_faults_of_flags_and_plan_come_together_without_torch(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    code, _, err = run(capsys, "--training-plan", "plan.json", "--lr", "fast", "--optimizer", "adamv", "--quiet", "--verbose")
+    assert code == 2
+    for word in ("--lr fast", "adamv", "--quiet and --verbose", "'epohcs'"):
+        assert word in err
+
+
+def test_a_plan_that_is_done_says_what_to_do_with_another_lr(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    flags = ["--dataset", "good.jsonl", *TINY]
+    assert run(capsys, *flags)[0] == 0
+    assert "nothing is left" not in run(capsys, *flags)[1]
+    _, said, _ = run(capsys, *flags, "--lr", "0.01", "--batch-size", 7)
+    assert "--batch-size and --lr: nothing is left that this could change" in said
+    assert "--initial-model out_gpt/gpt2ish_model.lmp --model NEW" in said
 
 
 def test_without_network_the_default_plan_says_what_to_do(tmp_path):

@@ -1,0 +1,84 @@
+"""Prompts as the training data had them.  Writing floor, no torch.
+
+A model has learned texts that begin in one way: after an end token (text), after their title, after an instruction, or as the answer of a chat.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..data.chat import Part, choose_template, write_out
+from ..data.samples import BREAK, Turn
+from ..tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompting:
+    """How prompts become tokens.
+
+    :param form: one of :data:`lmplay.data.samples.FORMS`.
+    :param chat: how chats are written out: "plain", "tokenizer", or None for the tokenizer's template where it has one.
+    :param markup: special tokens in a prompt are special tokens; else they are text.
+    :param after_end: a plain text begins after an end token, as in training; False where the training data had no plain texts.
+    """
+
+    tokenizer: Tokenizer
+    form: str = "text"
+    chat: str | None = None
+    markup: bool = False
+    after_end: bool = True
+
+    def ids(self, prompt: str, title: str | None = None) -> list[int]:
+        """Turn a prompt into token ids, at least one.
+
+        :param prompt: how a text begins, its title, an instruction, or what a user says, as `form` has it; may be empty.
+        :param title: of the text that begins with the prompt; it comes first, whatever the form.
+        """
+        end = [self.tokenizer.end_id]
+        if title:
+            return self._encode(title + BREAK) + self._encode(prompt)
+        if not prompt and self.form != "chat":
+            return end
+        if self.form == "chat":
+            return [token for part in self._chat(prompt)[0] for token in (end if part.end else self._encode(part.text, part.markup))] or end
+        if self.form == "text":
+            return (end if self.after_end else []) + self._encode(prompt) or end
+        return self._encode(prompt + BREAK) or end
+
+    def after(self, prompt: str) -> str:
+        """Say what lies between a prompt and the text that follows, to be shown."""
+        return BREAK if prompt and self.form != "text" else ""
+
+    @property
+    def ends(self) -> set[int]:
+        """The tokens that end a text: the end token, and in a chat the mark after an answer."""
+        found = {self.tokenizer.end_id}
+        if self.form == "chat":
+            _, answer = self._chat("a")
+            found |= {self._encode(part.text, markup=True)[0] for part in answer[1:2] if part.markup and part.text.strip()}
+        return found
+
+    def _chat(self, prompt: str) -> tuple[list[Part], list[Part]]:
+        """Write out a chat of one question: the parts before its answer, and the answer with what follows."""
+        turns = [Turn("user", prompt, False), Turn("assistant", "a", True)]
+        return write_out(turns, choose_template(self.chat, self.tokenizer.chat_template), self.tokenizer.end_text, self.tokenizer.begin_text)
+
+    def _encode(self, text: str, markup: bool = False) -> list[int]:
+        """Turn a text into token ids."""
+        encode = self.tokenizer.encode_markup if markup or self.markup else self.tokenizer.encode
+        ids: list[int] = encode(text).ids.tolist()
+        return ids
+
+
+def recorded(tokenizer: Tokenizer, forms: Mapping[str, list[dict[str, Any]]], form: str | None = None, markup: bool = False) -> Prompting:
+    """Choose how prompts are read by what a checkpoint says of its training data.
+
+    :param forms: the form of each source by stage, in the order in which the stages began; empty where it was not recorded.
+    :param form: what the user chose; None = that of the first source of the newest stage.
+    """
+    sources = [source for stage in forms.values() for source in stage]
+    newest = next((stage[0] for stage in reversed([*forms.values()]) if stage), {"form": "text"})
+    chats = [source.get("chat") for source in sources if source["form"] == "chat"]
+    after_end = not sources or any(source["form"] == "text" for source in sources)
+    return Prompting(tokenizer, form or newest["form"], chats[-1] if chats else None, markup, after_end)

@@ -1,0 +1,84 @@
+"""What all commands have in common."""
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ENVIRONMENT, ROOT
+
+from lmplay import __version__
+from lmplay.command_line import Parser
+from lmplay.generate.__main__ import main as generate
+from lmplay.plan.options import BASIC, FLAGS
+from lmplay.plotstats.__main__ import main as plot
+from lmplay.train.__main__ import main as train
+
+PROGRAMS = {"lmp_trainer": train, "lmp_plotstats": plot, "lmp_generator": generate}
+
+
+def said(capsys, main, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*arguments])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_program_says_its_version_and_helps(capsys, name):
+    main = PROGRAMS[name]
+    assert said(capsys, main, "--version") == f"{name} {__version__}\n"
+    short, whole = said(capsys, main, "--help"), said(capsys, main, "--help-all")
+    assert said(capsys, main, "--help_all") == whole
+    assert whole.startswith(short.split("\n\n")[0])
+    assert said(capsys, main, "-h") == short
+    assert "--out-dir" in short
+
+
+def test_help_is_short_and_help_all_is_whole(capsys):
+    short, whole = said(capsys, train, "--help"), said(capsys, train, "--help-all")
+    assert len(short.splitlines()) < 85 < 150 < len(whole.splitlines())
+    for flag in FLAGS:
+        option = f"--{flag.name.replace('_', '-')}"
+        assert f"  {option}" in whole
+        assert (f"  {option}" in short) is (flag.name in BASIC), option
+    for group in ("model:", "plan and data:", "training:", "optimizer:", "run:"):
+        assert group in short
+    assert f"--help-all has {len(FLAGS) - len(BASIC)} flags more" in short
+    assert set(BASIC) <= {flag.name for flag in FLAGS}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_wrong_flag_is_refused_with_the_nearest_however_it_is_written(capsys, name):
+    for flag in ("--out_dri", "--out-dri"):
+        assert PROGRAMS[name]([flag, "x"]) == 2
+        assert "Did you mean '--out-dir'?" in capsys.readouterr().err
+
+
+def test_underscores_in_values_stay():
+    parser = Parser(prog="p")
+    parser.add_argument("--a-name")
+    assert parser.read(["--a_name", "b_c"]).a_name == parser.read(["--a_name=b_c"]).a_name == "b_c"
+
+
+def module(*arguments):
+    return subprocess.run([sys.executable, "-m", "lmplay", *arguments], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, check=False)
+
+
+def test_the_package_is_a_program_too():
+    assert module("--version").stdout == f"lmplay {__version__}\n"
+    assert all(name in module().stdout for name in ("trainer", "plotstats", "generator"))
+    assert module("trainer", "--version").stdout == f"lmp_trainer {__version__}\n"
+    assert module("lmp_generator", "--prompt", "a", "--model", "nowhere.lmp").returncode == 2
+    wrong = module("triner")
+    assert (wrong.returncode, "Did you mean 'trainer'?" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("typed", "expected"), [("lmp_trainer --optim", "--optimizer"), ("lmp_trainer --optimizer ada", "adagrad"),
+                                                 ("lmp_trainer --exp gpt2ish_t", "gpt2ish_tiny"), ("lmp_trainer --training-plan quick", "quickstart")])
+def test_the_shell_completes(tmp_path, typed, expected):
+    pytest.importorskip("argcomplete")
+    answer = tmp_path / "answer"
+    environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+                   "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run([sys.executable, "-m", "lmplay.train"], env=environment, check=False, capture_output=True)
+    assert expected in answer.read_text().split()
