@@ -151,11 +151,8 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
         print(arguments.html)
     else:
         _draw_pictures(curves, arguments, changed)
-    blocks = [write_table(runs).split("
-"), [*idea_lines(ideas), *comparison_lines(comparisons)]]
-    print("".join("
-" + "".join(f"{printable(line)}
-" for line in lines) for lines in blocks if lines), end="")
+    blocks = [write_table(runs).split("\n"), [*idea_lines(ideas), *comparison_lines(comparisons)]]
+    print("".join("\n" + "".join(f"{printable(line)}\n" for line in lines) for lines in blocks if lines), end="")
     return faults
 
 

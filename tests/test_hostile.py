@@ -1,0 +1,18 @@
+"""Files of strangers, made at random: each is taken or refused with exit code 2, in lines and without a traceback. `benchmarks/fuzz.py` tries thousands."""
+import pytest
+from hostile import KINDS, prepare
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_a_file_of_a_stranger_is_taken_or_refused(hostile, capsys, kind, seed):
+    assert set(hostile.try_one(kind, seed)) <= {0, 2}
+    assert "Traceback" not in capsys.readouterr().err
