@@ -52,8 +52,12 @@ def format_of(path: PurePath) -> str | None:
     :param path: its path.
     :return: a value of `FORMATS`, None where it isn't read.
     """
-    kind = FORMATS.get(PurePath(path.stem).suffix.lower() if _is_packed(path) else path.suffix.lower())
-    return kind if not _is_packed(path) or kind in _UNPACKABLE else None
+    name, packed = path.name.lower(), _is_packed(path)
+    if packed:
+        name = name.rpartition(".")[0]
+    stem, dot, ending = name.rpartition(".")
+    kind = FORMATS.get(dot + ending) if stem else None
+    return kind if not packed or kind in _UNPACKABLE else None
 
 
 def select(path: str, wanted: str | None, split: str) -> Selection | None:
@@ -170,7 +174,8 @@ def _without_doubles(path: str, root: Path, files: list[Path], left_out: dict[st
         left_out.setdefault("about the data", []).extend(about)
         files = sorted({*files} - {*about})
     by_name: dict[str, dict[str | None, Path]] = {}
-    for file in files:
+    several = len({*map(format_of, files)}) > 1
+    for file in files if several else ():
         stem = file.name.removesuffix(_ending(file))
         by_name.setdefault(_NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(file), file)
     first = next((list(found.values()) for found in by_name.values() if len(found) > 1), [])
@@ -194,7 +199,7 @@ def _some(files: list[Path], root: Path) -> str:
 
 def _is_packed(path: PurePath) -> bool:
     """Tell whether a file has to be unpacked."""
-    return path.suffix.lower() in PACKED_SUFFIXES
+    return path.name.lower().endswith(PACKED_SUFFIXES)
 
 
 def _ending(path: PurePath) -> str:
