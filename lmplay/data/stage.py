@@ -8,6 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from ..errors import UserError
+from ..plan.curriculum import DATA_RULES
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
 from .mixing import Mix
@@ -17,7 +18,8 @@ from .samples import Reading, choose_reading
 from .sources import AnySource, IndexedSource, open_source, opener_of
 from .stream import Length, SampleStream
 
-DEFAULT_HELD_OUT = 0.1
+# By default this share of a source's rows is held out, but no more than so many rows.
+DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
 
 class StageData:
@@ -27,15 +29,17 @@ class StageData:
     seeded fraction of its rows, which training then never sees.
     """
 
-    def __init__(self, stage: Stage, folder: Path, seed: int):
+    def __init__(self, stage: Stage, folder: Path, seed: int, rules: int = DATA_RULES):
         """
         :param stage: a stage of a plan.
         :param folder: where data sets are kept.
         :param seed: the run's seed; the stage's `shuffle` may name another for the order.
+        :param rules: those by which the stage began, see :data:`lmplay.plan.curriculum.DATA_RULES`.
         :raises UserError: one line a fault, for all sources together.
         """
         self._stage = stage
         self._seed = seed
+        self._rules = rules
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
         self._held_out: list[float] = []  # the share that is held out of each source
@@ -78,6 +82,10 @@ class StageData:
     def rows_per_epoch(self) -> list[int | None]:
         """Give the number of training rows of each source; None where it is unknown or endless."""
         return [open_reader(source, self._order(number, validation=False)).rows_per_epoch for number, source in enumerate(self.sources)]
+
+    def held_out_rows(self) -> list[int | None]:
+        """Give the number of rows that are held out of each source; None where it is unknown or endless."""
+        return [open_reader(source, self._order(number, validation=True)).rows_per_epoch for number, source in enumerate(self.sources)]
 
     def validation_names(self) -> list[str]:
         """Name the source of each number that validation samples carry."""
@@ -145,13 +153,18 @@ class StageData:
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation
-        if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
+        if self._holds_out_by_default():
             has_own = self._open_own(spec, "validation", folder, self.names[-1])
             self._held_out.append(0.0 if has_own else DEFAULT_HELD_OUT)
-        else:
+        elif settings is not None:
             if settings.split is not None:
                 self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder, self.names[-1])
             self._held_out.append(settings.fraction or 0.0)
+
+    def _holds_out_by_default(self) -> bool:
+        """Tell whether the plan leaves it to the program which rows are held out."""
+        settings = self._stage.validation
+        return settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None)
 
     def _open_own(self, spec: SourceSpec, split: str, folder: Path, name: str | None = None) -> bool:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
@@ -170,7 +183,9 @@ class StageData:
         # Not by the path of local files: a folder that has been moved has the same rows held out. A `?` (`builtin:tales?seed=1`) counts as a glob, as in the
         # files of all versions.
         identity = 0 if opener_of(spec.path).of_files or has_magic(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
-        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity))
+        most = MOST_HELD_OUT if self._rules >= 2 and self._holds_out_by_default() else None
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity),
+                     most)
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     for stage, state in stages:
         try:
             settings = outline.stage_settings(stage)
-            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, state.rules)
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
             if SCHEDULES[settings.schedule].curve is not None and not data.length_is_known:
                 faults.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")

@@ -9,6 +9,10 @@ from ..errors import UserError
 from .load import plan_from_json, shown
 from .schema import Plan, SourceSpec, Stage
 
+# The rules by which a stage makes samples and batches of its data where the plan does not say it. A stage that has begun keeps those that it began with:
+# 1 = a tenth of the rows is held out, however many they are; 2 = at most 5,000.
+DATA_RULES = 2
+
 
 @dataclass
 class StageState:
@@ -17,7 +21,8 @@ class StageState:
     `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` identify the data of its
     sources (None = the stage has not begun), and `context_len` is the length that its texts are cut to. For early stopping, `best_loss` is the best validation
     loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was to follow the
-    last step. `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time.
+    last step. `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time. `rules` are the
+    :data:`DATA_RULES` that it began with.
     """
 
     name: str
@@ -31,6 +36,7 @@ class StageState:
     validation_due: bool = False
     lowest_loss: float | None = None
     lowest_samples: int | None = None
+    rules: int = DATA_RULES
 
 
 class Curriculum:
@@ -66,7 +72,7 @@ class Curriculum:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's position; the plans must agree in all stages that have begun (:meth:`check_past`)."""
-        begun = [StageState(**stage) for stage in state["stages"] if stage["fingerprints"] is not None]
+        begun = [StageState(**{"rules": 1, **stage}) for stage in state["stages"] if stage["fingerprints"] is not None]
         self.states[:len(begun)] = begun
 
     def check_past(self, stored_plan: dict[str, Any], stored: dict[str, Any]) -> None:

@@ -134,12 +134,18 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     share = looked_at / samples if samples else 0.0
     steps = None if samples is None else math.ceil(samples * measured.batches / looked_at)
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
-    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources],
+    return {"name": name, "sources": _rows_of_sources(stage.data),
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "tokens": None if samples is None else most_tokens or round(samples * measured.tokens_per_sample),
             "tokens_error": 0.0 if most_tokens else measured.error(share), "pieces_per_sample": counts["pieces"] / looked_at,
             "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "padding_share": counts["padding"] / counts["slots"],
             "steps": steps, "seconds": seconds}
+
+
+def _rows_of_sources(data: StageData) -> list[dict[str, Any]]:
+    """Count the rows of each source, those of them that are trained on, and those that are held out."""
+    counts = zip(data.names, data.sources, data.rows_per_epoch(), data.held_out_rows(), strict=True)
+    return [{"name": name, "rows": source.n_rows, "rows_trained_on": trained, "rows_held_out": held_out} for name, source, trained, held_out in counts]
 
 
 def _compare(data: StageData) -> dict[str, Any]:

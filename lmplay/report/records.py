@@ -82,9 +82,9 @@ class RunStart:
 class StageStart:
     """A stage that begins, or goes on.
 
-    `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
-    counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
-    samples and tokens of the stages after this one (None = unknown).
+    `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source that are trained on, `held_out` those
+    that are not (None = endless or unknown). `frozen` counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token
+    and bits per byte (None = unknown). `to_come` are samples and tokens of the stages after this one (None = unknown).
     """
 
     name: str
@@ -92,6 +92,7 @@ class StageStart:
     samples: int
     total: int | None
     rows: Mapping[str, int | None]
+    held_out: Mapping[str, int | None]
     batch_size: int
     context_len: int
     lr: float
