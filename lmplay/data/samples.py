@@ -108,6 +108,17 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
     return read
 
 
+def text_field(name: str, columns: Iterable[str], roles: dict[str, str] | None) -> str:
+    """Find the field that holds the text of a row, as :func:`choose_reading` does; raises UserError when rows are read as something else."""
+    fields = list(columns)
+    choose_reading(name, fields, roles)
+    found = roles or _find_roles(fields) or {}
+    if "text" not in found:
+        raise UserError(f"source {name}: \"rows\": \"articles\" joins texts, and its rows are read as {' and '.join(found)}. Leave 'rows' out, or say which "
+                        "column has the text with \"columns\": {\"text\": \"…\"}.")
+    return found["text"]
+
+
 def _find_roles(fields: list[str]) -> dict[str, str] | None:
     """Find the roles by the usual names; case does not matter."""
     by_name = {field.lower(): field for field in reversed(fields)}

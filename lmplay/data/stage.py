@@ -14,8 +14,9 @@ from .fingerprints import same_data
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
-from .samples import Reading, choose_reading
+from .samples import Reading, choose_reading, text_field
 from .sources import AnySource, IndexedSource, open_source, opener_of
+from .sources.articles import join_articles
 from .stream import Length, SampleStream
 
 # By default this share of a source's rows is held out, but no more than so many rows.
@@ -146,9 +147,10 @@ class StageData:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         if spec.encoding_errors is not None and not opener_of(spec.path).of_files:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
-        source = open_source(spec, "train", folder)
-        assert source is not None
-        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats))
+        opened = open_source(spec, "train", folder)
+        assert opened is not None
+        source, reading = _prepared(opened, spec)
+        self._readings.append(reading)
         self.sources.append(source)
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
@@ -170,7 +172,7 @@ class StageData:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats), spec))
+            self._own.append((*_prepared(source, spec), spec))
             self._own_names.append(name or source.name)
         return source is not None
 
@@ -186,6 +188,14 @@ class StageData:
         most = MOST_HELD_OUT if self._rules >= 2 and self._holds_out_by_default() else None
         return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._seed, identity),
                      most)
+
+
+def _prepared(source: AnySource, spec: SourceSpec) -> tuple[AnySource, Reading]:
+    """Join the rows of a source, if that is asked for, and decide how they are read."""
+    columns = spec.columns
+    if spec.rows == "articles":
+        source, columns = join_articles(source, text_field(source.name, _columns(source), columns)), None
+    return source, choose_reading(source.name, _columns(source), columns, spec.chat, source.has_nats)
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def outline(settings: Settings, plan: Plan) -> Outline:
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
-    return Outline(settings, plan, path, found, curriculum, spec)
+    return Outline(settings, curriculum.plan, path, found, curriculum, spec)
 
 
 def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], say: Say) -> dict[str, OpenStage]:

@@ -24,8 +24,9 @@ CATALOG: dict[str, Entry] = {
     "wikipedia_es": Entry("Spanish Wikipedia, 1.8 million articles", {"path": "wikimedia/wikipedia", "config": "20231101.es"}),
     "wikipedia_simple": Entry("Wikipedia in simple English, 0.2 million articles", {"path": "wikimedia/wikipedia", "config": "20231101.simple"}),
     "wikitext": Entry("good and featured English Wikipedia articles, 103 million words",
-                      {"path": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "streaming": False}),
-    "wikitext2": Entry("a small part of wikitext, 2 million words", {"path": "Salesforce/wikitext", "config": "wikitext-2-raw-v1", "streaming": False}),
+                      {"path": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "streaming": False, "rows": "articles"}),
+    "wikitext2": Entry("a small part of wikitext, 2 million words",
+                       {"path": "Salesforce/wikitext", "config": "wikitext-2-raw-v1", "streaming": False, "rows": "articles"}),
     "tinystories": Entry("2 million short stories in the words of a small child", {"path": "roneneldan/TinyStories"}),
     "fineweb": Entry("filtered web pages, a sample of 10 billion tokens", {"path": "HuggingFaceFW/fineweb", "config": "sample-10BT"}),
     "fineweb_edu": Entry("educational web pages, a sample of 10 billion tokens", {"path": "HuggingFaceFW/fineweb-edu", "config": "sample-10BT"}),
@@ -74,7 +75,7 @@ class SourceKind(Plugin):
 
 BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN",
                           r"builtin:tales(/(?P<level>[1-4]))?(\?seed=(?P<seed>[0-9]+))?", f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
-                          without=("config", "split", "revision", "streaming"), endless=True)
+                          without=("config", "split", "revision", "streaming", "rows"), endless=True)
 KINDS = (BUILTIN_KIND,)
 
 

@@ -121,6 +121,7 @@ class SourceSpec(Part):
     weight: float | None = option("Share of this source in the mix", "a number above 0", gt=0)
     encoding_errors: Literal["replace", "refuse"] | None = option("What is done with bytes that are not UTF-8", "replace (and count) or refuse")
     on_bad_row: Literal["skip", "stop"] | None = option("What is done with a row that cannot be read", "skip (and count) or stop")
+    rows: Literal["lines", "articles"] | None = option("How rows become texts", "lines (each row is one) or articles (rows are joined at their headings)")
     chat: Literal["plain", "tokenizer"] | None = option("How chats are written out", "plain or tokenizer (its chat template)")
 
     @classmethod
@@ -133,6 +134,8 @@ class SourceSpec(Part):
         columns = given.get("columns")
         if isinstance(columns, dict) and set(columns) <= set(ROLES) and set(columns) not in COLUMN_SETS:
             yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: {_COLUMN_SETS_IN_WORDS}"
+        if given.get("rows") == "articles" and isinstance(columns, dict) and set(columns) != {"text"}:
+            yield "columns", f"found {' and '.join(columns)} with rows that are joined into articles, allowed: text"
         kind = kind_of(str(given.get("path")))
         if kind is not None:
             yield from ((key, f"found it on {kind.description}, allowed: only on other data sets") for key in kind.without if key in given)

@@ -86,10 +86,11 @@ def _open(settings: Settings, plan: Plan, shown: list[Stage], say: Callable[[str
     """Open stages as a run that begins, or resumes, with this model file would."""
     ahead = outline(settings, plan)
     all_needed = ahead.spec.tokenizer is None and trained_size(tokenizer_name(ahead.settings, plan)) is not None  # a tokenizer is trained on all stages
-    stages = zip(plan.stages, ahead.curriculum.states, strict=True)
-    opened = open_stages(ahead, [(stage, state) for stage, state in stages if all_needed or stage in shown], say)
+    names = [stage.name for stage in shown]
+    stages = zip(ahead.plan.stages, ahead.curriculum.states, strict=True)
+    opened = open_stages(ahead, [(stage, state) for stage, state in stages if all_needed or stage.name in names], say)
     tokenizer = ahead.tokenizer(stage.data for stage in opened.values())
-    return [StageView(ahead.settings, opened[stage.name], tokenizer) for stage in shown]
+    return [StageView(ahead.settings, opened[name], tokenizer) for name in names]
 
 
 def _flags(piece: Piece) -> list[bool]:

@@ -79,6 +79,16 @@ class IndexedSource(Source, ABC):
         :raises UserError: when nothing more can be read.
         """
 
+    def block(self, start: int, end: int) -> list[dict[str, Any] | BadRow]:
+        """Give the rows [start, end), or what is wrong with them; faster than one by one where rows are stored together."""
+        rows: list[dict[str, Any] | BadRow] = []
+        for index in range(start, end):
+            try:
+                rows.append(self[index])
+            except BadRow as bad:
+                rows.append(bad)
+        return rows
+
 
 class Table(ABC):
     """The rows of one local file; `columns` is None where rows may differ in them."""

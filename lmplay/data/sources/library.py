@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TrainingError, UserError, nearest
 from ...hub import Patience, first_line, outage_of
-from .base import VALIDATION_NAMES, IndexedSource, SourceSpec, Stream, StreamedSource
+from .base import VALIDATION_NAMES, BadRow, IndexedSource, SourceSpec, Stream, StreamedSource
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -44,6 +44,11 @@ class DatasetSource(IndexedSource):
         if not 0 <= index < self.n_rows:
             raise IndexError(index)
         return self._dataset[index]
+
+    def block(self, start: int, end: int) -> list[dict[str, Any] | BadRow]:
+        """See :class:`IndexedSource`."""
+        columns = self._dataset[start:end]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 class DatasetStreamedSource(StreamedSource):
