@@ -75,7 +75,7 @@ class SourceKind(Plugin):
 
 BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN",
                           r"builtin:tales(/(?P<level>[1-4]))?(\?seed=(?P<seed>[0-9]+))?", f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
-                          without=("config", "split", "revision", "streaming", "rows"), endless=True)
+                          without=("config", "split", "revision", "streaming"), endless=True)
 KINDS = (BUILTIN_KIND,)
 
 

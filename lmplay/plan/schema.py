@@ -134,8 +134,6 @@ class SourceSpec(Part):
         columns = given.get("columns")
         if isinstance(columns, dict) and set(columns) <= set(ROLES) and set(columns) not in COLUMN_SETS:
             yield "columns", f"found {' and '.join(columns) or 'none'}, allowed: {_COLUMN_SETS_IN_WORDS}"
-        if given.get("rows") == "articles" and isinstance(columns, dict) and set(columns) != {"text"}:
-            yield "columns", f"found {' and '.join(columns)} with rows that are joined into articles, allowed: text"
         kind = kind_of(str(given.get("path")))
         if kind is not None:
             yield from ((key, f"found it on {kind.description}, allowed: only on other data sets") for key in kind.without if key in given)

@@ -123,11 +123,12 @@ class _DatasetStream(Stream):
 
 
 @contextmanager
-def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
+def quiet_library(folder: Path, offline: bool = False, hub_cache: Path | None = None) -> Iterator[None]:
     """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing, sends no telemetry and does not retry.
 
     :param folder: the data sets folder; `hub/` in it is the cache.
     :param offline: make no requests, use what is in the cache.
+    :param hub_cache: where files of the hub are; None = `hub/` in the folder.
     :return: a context, in which `datasets` may be used.
     """
     os.environ.setdefault("HF_XET_CACHE", str(folder / "hub" / "xet"))  # read by a compiled library, once
@@ -135,7 +136,7 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(folder / "hub"))]
+    changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(hub_cache or folder / "hub"))]
     if offline:
         changed += [(constants, "HF_HUB_OFFLINE", True), (datasets.config, "HF_HUB_OFFLINE", True)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
