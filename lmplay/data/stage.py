@@ -19,6 +19,9 @@ from .sources import AnySource, IndexedSource, open_source, opener_of
 from .sources.articles import join_articles
 from .stream import Length, SampleStream
 
+# The longest row of a text file in bytes, by the rules of the stage.
+_PIECES = {1: "together", 2: "spread"}
+_ROW_BYTES = {1: 16_384, 2: 16_384}
 # By default this share of a source's rows is held out, but no more than so many rows.
 DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
@@ -61,6 +64,11 @@ class StageData:
         if faults:
             raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
         self.open_samples()  # refuses now what can't be read for the length asked for
+
+    @property
+    def pieces(self) -> str:
+        """How the pieces of a long sample are divided among batches: together, spread or shuffled."""
+        return self._stage.pieces or _PIECES[self._rules]
 
     @property
     def length_is_known(self) -> bool:
@@ -120,7 +128,7 @@ class StageData:
         readers = [state if same_data(old, now) else _carried(state, source)
                    for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
         samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
-        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": []}
+        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": [], "given": 0}
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
@@ -147,7 +155,7 @@ class StageData:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         if spec.encoding_errors is not None and not opener_of(spec.path).of_files:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
-        opened = open_source(spec, "train", folder)
+        opened = self._open_source(spec, "train", folder)
         assert opened is not None
         source, reading = _prepared(opened, spec)
         self._readings.append(reading)
@@ -163,6 +171,15 @@ class StageData:
                 self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder, self.names[-1])
             self._held_out.append(settings.fraction or 0.0)
 
+    def _open_source(self, spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
+        """Open rows, those of text files as long as the rules of the stage say."""
+        if spec.row_bytes is None:
+            return open_source(spec.model_copy(update={"row_bytes": _ROW_BYTES[self._rules]}), split, folder)
+        source = open_source(spec, split, folder)
+        if source is not None and "block" not in source.fingerprint:
+            raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
+        return source
+
     def _holds_out_by_default(self) -> bool:
         """Tell whether the plan leaves it to the program which rows are held out."""
         settings = self._stage.validation
@@ -170,7 +187,7 @@ class StageData:
 
     def _open_own(self, spec: SourceSpec, split: str, folder: Path, name: str | None = None) -> bool:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
-        source = open_source(spec, split, folder)
+        source = self._open_source(spec, split, folder)
         if source is not None:
             self._own.append((*_prepared(source, spec), spec))
             self._own_names.append(name or source.name)

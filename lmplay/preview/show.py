@@ -13,6 +13,7 @@ from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..data.stream import describe_skipped
+from ..engine.batches import open_batcher
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import open_stages, outline
 from ..engine.run import OpenStage
@@ -35,13 +36,13 @@ class StageView:
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
-        self.context_len, self._tokens = opened.settings.context_len, opened.stage.tokens
+        self.context_len, self._opened = opened.settings.context_len, opened
         cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
         self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=cutter)
 
     def batcher(self) -> Batcher:
         """Make the batches of the stage from its beginning."""
-        return Batcher(self.data.open_samples(), self.prepare, self.batch_size, self._tokens)
+        return open_batcher(self._opened, self.data.open_samples(), self.prepare)
 
     def batch(self, number: int) -> Batch:
         """Return a batch of the stage, counted from 1, by making those before it; raises UserError when the stage has fewer batches."""

@@ -21,6 +21,7 @@ class SourceSpec(Protocol):
     streaming: bool | None
     encoding_errors: Literal["replace", "refuse"] | None
     on_bad_row: Literal["skip", "stop"] | None
+    row_bytes: int | None
 
 
 class Row(dict[str, Any]):

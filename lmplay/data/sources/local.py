@@ -94,13 +94,14 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     if selection is None:
         return None
     spans = Spans(Index(folder))
-    tables = [_open_table(file, spans, folder, spec.encoding_errors == "refuse") for file in selection.files]
+    row_bytes = spec.row_bytes or BLOCK
+    tables = [_open_table(file, spans, folder, spec.encoding_errors == "refuse", row_bytes) for file in selection.files]
     if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    return LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index), spec.on_bad_row == "stop")
+    return LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index, row_bytes), spec.on_bad_row == "stop")
 
 
-def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> Table:
+def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool, row_bytes: int) -> Table:
     """Open one file, unpacked or converted first where needed."""
     label = printable(str(file))
     path = unpack(file, folder, spans.index) if file.suffix.lower() in PACKED_SUFFIXES else file
@@ -117,16 +118,16 @@ def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> T
         return JsonLines(path, label, spans)
     if kind in ("csv", "tsv"):
         return CsvTable(path, label, spans, "," if kind == "csv" else "\t")
-    return TextTable(path, label, spans)
+    return TextTable(path, label, spans, row_bytes)
 
 
-def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dict[str, Any]:
+def _fingerprint(selection: Selection, tables: list[Table], index: Index, row_bytes: int) -> dict[str, Any]:
     """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
     found = zip(selection.files, selection.names, tables, strict=True)
     parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
     digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
     kind = format_of(selection.files[0])
-    cut = {"block": BLOCK} if kind == "text" else {}
+    cut = {"block": row_bytes} if kind == "text" else {}
     return {"kind": "local", "format": kind, "digest": digest, "files": len(parts), "listed": parts if len(parts) <= MOST_LISTED else [], **cut}
 
 
