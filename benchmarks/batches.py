@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import tempfile
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,8 +19,8 @@ from statistics import fmean, stdev
 from lmplay.data.tales import Tales
 from lmplay.train.__main__ import main as train
 
-MODEL = ["--num-blocks", "2", "--embed-dim", "64", "--num-heads", "2", "--context-len", "128", "--dropout", "0", "--tokenizer", "bytes", "--device", "cpu",
-         "--batch-size", "32", "--lr", "0.002", "--optimizer-warmup-steps", "10", "--validation-interval", "0", "--save-interval", "0", "--quiet"]
+MODEL = ["--num-blocks", "1", "--embed-dim", "64", "--num-heads", "2", "--context-len", "128", "--dropout", "0", "--tokenizer", "bytes", "--device", "cpu",
+         "--batch-size", "16", "--lr", "0.004", "--optimizer-warmup-steps", "10", "--validation-interval", "0", "--save-interval", "0", "--quiet"]
 NOVEL = [(16384, "together"), (16384, "spread"), (16384, "shuffled"), (4096, "together"), (4096, "spread"), (4096, "shuffled"), (2048, "spread"),
          (1024, "together")]
 ARTICLES = [(None, "together"), (None, "spread"), (None, "shuffled")]
@@ -34,10 +35,11 @@ def learn(folder: Path, file: Path, held_out: Path, row_bytes: int | None, piece
     (folder / "plan.json").write_text(json.dumps(plan))
     name = f"{file.stem}-{row_bytes}-{pieces}-{seed}"
     with contextlib.redirect_stdout(io.StringIO()):
-        code = train([*MODEL, "--training-plan", str(folder / "plan.json"), "--seed", str(seed), "--out-dir", str(folder), "--model", str(folder / f"{name}.lmp")])
+        code = train([*MODEL, "--training-plan", str(folder / "plan.json"), "--seed", str(seed), "--out-dir", str(folder),
+                      "--model", str(folder / f"{name}.lmp")])
     assert code == 0
     final = json.loads((folder / f"{name}_validate_stats.json").read_text())["final"]
-    return float(final["bits_per_byte"])
+    return float(final["loss"]) / math.log(2)  # a token is a byte
 
 
 def prepare(folder: Path, novel: str | None, articles: str | None) -> None:
@@ -54,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--novel", help="a text file")
     parser.add_argument("--articles", help="a file of JSON lines with a field `text`")
-    parser.add_argument("--tokens", type=int, default=240_000)
+    parser.add_argument("--tokens", type=int, default=120_000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", help="ways, such as novel-4096-spread; all by default")
     arguments = parser.parse_args()

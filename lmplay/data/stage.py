@@ -19,9 +19,8 @@ from .sources import AnySource, IndexedSource, open_source, opener_of
 from .sources.articles import join_articles
 from .stream import Length, SampleStream
 
-# The longest row of a text file in bytes, by the rules of the stage.
+# How pieces are divided among batches, by the rules of the stage.
 _PIECES = {1: "together", 2: "spread"}
-_ROW_BYTES = {1: 16_384, 2: 16_384}
 # By default this share of a source's rows is held out, but no more than so many rows.
 DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
@@ -155,7 +154,7 @@ class StageData:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         if spec.encoding_errors is not None and not opener_of(spec.path).of_files:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
-        opened = self._open_source(spec, "train", folder)
+        opened = open_source(spec, "train", folder)
         assert opened is not None
         source, reading = _prepared(opened, spec)
         self._readings.append(reading)
@@ -171,15 +170,6 @@ class StageData:
                 self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder, self.names[-1])
             self._held_out.append(settings.fraction or 0.0)
 
-    def _open_source(self, spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
-        """Open rows, those of text files as long as the rules of the stage say."""
-        if spec.row_bytes is None:
-            return open_source(spec.model_copy(update={"row_bytes": _ROW_BYTES[self._rules]}), split, folder)
-        source = open_source(spec, split, folder)
-        if source is not None and "block" not in source.fingerprint:
-            raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
-        return source
-
     def _holds_out_by_default(self) -> bool:
         """Tell whether the plan leaves it to the program which rows are held out."""
         settings = self._stage.validation
@@ -187,7 +177,7 @@ class StageData:
 
     def _open_own(self, spec: SourceSpec, split: str, folder: Path, name: str | None = None) -> bool:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
-        source = self._open_source(spec, split, folder)
+        source = open_source(spec, split, folder)
         if source is not None:
             self._own.append((*_prepared(source, spec), spec))
             self._own_names.append(name or source.name)
@@ -210,6 +200,8 @@ class StageData:
 def _prepared(source: AnySource, spec: SourceSpec) -> tuple[AnySource, Reading]:
     """Join the rows of a source, if that is asked for, and decide how they are read."""
     columns = spec.columns
+    if spec.row_bytes is not None and "block" not in source.fingerprint:
+        raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
     if spec.rows == "articles":
         source, columns = join_articles(source, text_field(source.name, _columns(source), columns)), None
     return source, choose_reading(source.name, _columns(source), columns, spec.chat, source.has_nats)

@@ -12,8 +12,8 @@ from .load import plan_from_json, shown
 from .schema import Plan, SourceSpec, Stage
 
 # The rules by which a stage makes samples and batches of its data where the plan does not say it. A stage that has begun keeps those that it began with:
-# 1 = a tenth of the rows is held out, however many they are, and wikitext is read line by line; 2 = at most 5,000 rows are held out, and wikitext is read as
-# articles.
+# 1 = a tenth of the rows is held out, however many they are, wikitext is read line by line, and the pieces of a sample are together; 2 = at most 5,000 rows are
+# held out, wikitext is read as articles, and pieces are spread.
 DATA_RULES = 2
 
 
