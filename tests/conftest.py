@@ -38,6 +38,11 @@ for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", sig
         signal.signal(getattr(signal, _number), _handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the long ones: at the end one of them would keep all cores but its own waiting."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 @pytest.fixture
 def word_pieces(tmp_path):
     """A tokenizer of words and parts of words, as BERT's."""

@@ -27,6 +27,7 @@ class Spec:
     encoding_errors: str | None = None
     on_bad_row: str | None = None
     row_bytes: int | None = None
+    columns: dict[str, str] | None = None
 
 
 def opened(path: Path | str, folder: Path, role: str = "train", /, **keys: Any) -> Any:

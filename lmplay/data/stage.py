@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..plan.curriculum import DATA_RULES
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
+from .look import describe_reading, look_at
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
@@ -49,6 +50,8 @@ class StageData:
         self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
         self.names: list[str] = []  # of the sources, no two alike
         self._own_names: list[str] = []  # the source that they belong to, or their own
+        self.reads: list[str] = []  # what is read as what, a line for each source and for what there is to say of its files
+        self.warnings: list[str] = []  # of rows that will be skipped
         faults: list[str] = []
         for spec in stage.dataset:
             try:
@@ -156,8 +159,8 @@ class StageData:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         opened = open_source(spec, "train", folder)
         assert opened is not None
-        source, reading = _prepared(opened, spec)
-        self._readings.append(reading)
+        source = _joined(opened, spec)
+        self._readings.append(self._choose_reading(source, spec))
         self.sources.append(source)
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
@@ -179,9 +182,24 @@ class StageData:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((*_prepared(source, spec), spec))
+            source = _joined(source, spec)
+            self._own.append((source, self._choose_reading(source, spec, " (validation rows)"), spec))
             self._own_names.append(name or source.name)
         return source is not None
+
+    def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "") -> Reading:
+        """Decide how the rows of a source become samples, after a look at some of them, and note what there is to say about it."""
+        look, roles = look_at(source), None if spec.rows == "articles" else spec.columns
+        columns = list(dict.fromkeys((*(source.columns or ()), *look.fields)))
+        if source.columns is None and not columns and not look.bad:
+            raise UserError(f"source {source.name}: it is empty.")
+        certain = look.whole or not (source.columns is None or source.rows_differ)
+        reading = choose_reading(source.name, columns, roles, spec.chat, source.has_nats, list(look.rows.values()), certain)
+        reads, warnings = describe_reading(source, reading, look, (roles or {}).values())
+        self.reads.append(f"{source.name}{whose}: {reads}")
+        self.reads += [f"{source.name}{whose}: {note}" for note in source.notes]
+        self.warnings += warnings
+        return reading
 
     def _order(self, number: int, validation: bool) -> Order:
         """Say how a source is read: sources of one mix get orders of their own, and a source has the same rows held out wherever it is read."""
@@ -197,14 +215,13 @@ class StageData:
                      most)
 
 
-def _prepared(source: AnySource, spec: SourceSpec) -> tuple[AnySource, Reading]:
-    """Join the rows of a source, if that is asked for, and decide how they are read."""
-    columns = spec.columns
+def _joined(source: AnySource, spec: SourceSpec) -> AnySource:
+    """Join the rows of a source, if that is asked for."""
     if spec.row_bytes is not None and "block" not in source.fingerprint:
         raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
-    if spec.rows == "articles":
-        source, columns = join_articles(source, text_field(source.name, _columns(source), columns)), None
-    return source, choose_reading(source.name, _columns(source), columns, spec.chat, source.has_nats)
+    if spec.rows != "articles":
+        return source
+    return join_articles(source, text_field(source.name, source.columns or look_at(source).fields, spec.columns))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
@@ -217,13 +234,3 @@ def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
 def _strict(specs: Sequence[SourceSpec]) -> set[int]:
     """Number the sources of which no row may be skipped."""
     return {number for number, spec in enumerate(specs) if spec.on_bad_row == "stop"}
-
-
-def _columns(source: AnySource) -> list[str]:
-    """Give the columns of a source; those of its first row where it doesn't know them."""
-    if source.columns is not None:
-        return list(source.columns)
-    row = source[0] if isinstance(source, IndexedSource) else next(source.open(None), None)
-    if row is None:
-        raise UserError(f"source {source.name}: it is empty.")
-    return list(row)

@@ -16,14 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import UserError
+from ..signals import AGAIN, EXIT_CODES, SAVE, taken
 
-# The state is saved, and the same command is to be run again (EX_TEMPFAIL of sysexits.h).
-AGAIN = 75
-# What a request to stop comes as; Windows has the first two only. The alarm is our own: the time limit.
-EXIT_CODES = {getattr(signal, name): code for name, code in
-              {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": AGAIN, "SIGALRM": AGAIN}.items() if hasattr(signal, name)}
 _NAMES = {"SIGINT": "Ctrl+C", "SIGHUP": "the terminal was closed", "SIGALRM": "--time-limit"}
-_SAVE, _ALARM, _HANG_UP = (getattr(signal, name, None) for name in ("SIGUSR1", "SIGALRM", "SIGHUP"))
+_ALARM = getattr(signal, "SIGALRM", None)
 # Seconds in which a request that comes twice is one: a program around this one passes on what the terminal has already sent.
 _SAME_SECONDS = 0.5
 # Seconds after which a run that was told to end at once, and is deep in a library, is ended by force.
@@ -63,9 +59,7 @@ class Interrupt:
         self._closed = threading.Event()
 
     def __enter__(self) -> Interrupt:
-        # What ignores the end of its terminal (nohup) goes on ignoring it.
-        taken = [number for number in (*EXIT_CODES, _SAVE) if number is not None and not (number == _HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
-        self._before = {number: signal.signal(number, self._take) for number in taken}
+        self._before = {number: signal.signal(number, self._take) for number in taken()}
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._take_again
         if os.name != "nt":
             self._inbox, self._outbox = os.pipe()
@@ -169,7 +163,7 @@ class Interrupt:
         """Take a signal."""
         if self._closed.is_set():
             return
-        if number == _SAVE:
+        if number == SAVE:
             self._save_wanted = True
             return
         before, code = self.exit_code, EXIT_CODES[signal.Signals(number)]

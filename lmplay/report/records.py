@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,8 @@ class StageStart:
 
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source that are trained on, `held_out` those
     that are not (None = endless or unknown). `frozen` counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token
-    and bits per byte (None = unknown). `to_come` are samples and tokens of the stages after this one (None = unknown).
+    and bits per byte (None = unknown). `to_come` are samples and tokens of the stages after this one (None = unknown). `reads`
+    are lines: which columns are read as what, and which files.
     """
 
     name: str
@@ -102,6 +103,7 @@ class StageStart:
     floor_bits: float | None
     has_validation: bool
     to_come: Mapping[str, int] | None
+    reads: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

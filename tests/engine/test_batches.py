@@ -68,7 +68,7 @@ def test_a_damaged_row_ends_a_run_with_one_line_and_the_state_saved(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     path = write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2)}] * 58)
     path.write_text(path.read_text() + "{broken\n")
-    write_plan(tmp_path, {"one": {"dataset": {"path": "rows.jsonl", "on_bad_row": "stop"}, "shuffle": False, "validation": 0}})
+    write_plan(tmp_path, {"one": {"dataset": {"path": "rows.jsonl", "on_bad_row": "stop"}, "shuffle": False, "validation": 0, "pieces": "together"}})
     assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "6", "--data-workers", str(workers)]) == 2
     line, = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("lmp_trainer: ")

@@ -52,7 +52,7 @@ class _IndexedArticles(IndexedSource):
         if not titled:
             raise _no_heading(source.name)
         self._starts = [0, *accumulate(sizes)]
-        self.name, self.columns, self.n_rows = source.name, ("title", "text"), len(sizes) + len(self._bad)
+        self.name, self.columns, self.notes, self.n_rows = source.name, ("title", "text"), source.notes, len(sizes) + len(self._bad)
         self.fingerprint = {**source.fingerprint, "joined": "articles", "rows": self.n_rows}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -89,7 +89,8 @@ class _StreamedArticles(StreamedSource):
 
     def __init__(self, source: StreamedSource, field: str):
         self._source, self._field = source, field
-        self.name, self.columns, self.fingerprint = source.name, ("title", "text"), {**source.fingerprint, "joined": "articles"}
+        self.name, self.columns, self.notes = source.name, ("title", "text"), source.notes
+        self.fingerprint = {**source.fingerprint, "joined": "articles"}
         n_lines = 0
         for article in _split(_stream_lines(source.open(), field, source.name)):
             n_lines += len(article)

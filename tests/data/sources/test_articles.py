@@ -148,7 +148,7 @@ def test_a_plan_joins_rows_of_any_column(tmp_path):
     lined = open_stage(tmp_path, {"dataset": {"path": str(path), "columns": {"text": "line"}}})
     assert data.fingerprints() != lined.fingerprints()
     pairs = write_rows(tmp_path / "b.jsonl", [{"prompt": "a", "truth": "b"}])
-    assert "joins texts, and its rows are read as prompt and truth" in refused_data(pairs, rows="articles")
+    assert "joins texts, and no text column was found (its columns: prompt, truth)" in refused_data(pairs, rows="articles")
 
 
 def test_wikitext_is_read_as_articles_unless_told_otherwise():

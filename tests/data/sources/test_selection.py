@@ -12,20 +12,29 @@ FILES = {
     "data/train/a.jsonl data/train/b.jsonl data/val/c.jsonl": ("a b", "c"),
     "train.jsonl dev.jsonl": ("train", "dev"),
     "train_2.jsonl valid.x.jsonl": ("train_2", "valid.x"),
+    "ptb.train.jsonl ptb.valid.jsonl ptb.test.jsonl": ("ptb.train", "ptb.valid"),
+    "Train/a.jsonl Validation/b.jsonl": ("a", "b"),
+    "train-00000-of-00001-a09b74b3ef9c3b56.jsonl validation-00000-of-00001-0123456789abcdef.jsonl":
+        ("train-00000-of-00001-a09b74b3ef9c3b56", "validation-00000-of-00001-0123456789abcdef"),
+    "dev-diary.jsonl monday.jsonl my_test.jsonl train-small.jsonl valid dreams.jsonl": ("dev-diary monday my_test train-small valid dreams", None),
+    "train.jsonl train-small.jsonl": ("train", None),
+    "diary.txt faq.jsonl data.csv notes.md": ("data diary faq notes", None),
+    "a.txt README.md LICENSE.txt": ("LICENSE README a", None),
     "b.jsonl a.jsonl c/d.jsonl": ("a b d", None),
     "a.jsonl validation.jsonl test.jsonl": ("a", "validation"),
     "trainers.jsonl testimony.jsonl valley.jsonl train dreams.jsonl": ("testimony train dreams trainers valley", None),
-    "a.jsonl README.md notes.txt .hidden.jsonl .git/x.jsonl dataset_infos.json": ("a", None),
+    "a.jsonl README.md README_zh.md LICENSE.txt .hidden.jsonl .git/x.jsonl dataset_infos.json": ("a", None),
     "train.txt validation.txt data.jsonl": ("train", "validation"),
 }
 
 
 @pytest.mark.parametrize("names", FILES)
 def test_the_splits_of_a_folder(tmp_path, folder, names):
-    for name in names.replace("train dreams", "train~dreams").split():
+    for name in names.replace(" dreams", "~dreams").split():
         name = name.replace("~", " ")
         stem = Path(name).name.rsplit(".", 1)[0]
-        write(tmp_path / "in" / name, stem if name.endswith("txt") else lines(stem))
+        plain = stem if name.endswith(("txt", "md")) else f"text\n{stem}\n"
+        write(tmp_path / "in" / name, plain if name.endswith(("txt", "md", "csv")) else lines(stem))
     for split, expected in zip(("train", "validation"), FILES[names], strict=True):
         source = opened(tmp_path / "in", folder, split)
         assert (source and " ".join(row["text"] for row in rows_of(source))) == expected
