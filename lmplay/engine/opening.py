@@ -105,7 +105,7 @@ def outline(settings: Settings, plan: Plan) -> Outline:
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
-    return Outline(settings, plan, path, found, curriculum, spec)
+    return Outline(settings, curriculum.plan, path, found, curriculum, spec)
 
 
 def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], say: Say) -> dict[str, OpenStage]:
@@ -122,7 +122,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
         with faults.collected():
             settings = outline.stage_settings(stage)
         with faults.collected():
-            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules)
         if settings is None or data is None:
             continue
         with faults.collected():
