@@ -274,6 +274,8 @@ class _Clock(_Base):
     resumes: list[_Mark]
     saves: NotRequired[list[_Mark]]
     peak_memory: NotRequired[int | None]
+    run: NotRequired[str]
+    model: NotRequired[str]
     listeners: NotRequired[_Listeners]
 
 
