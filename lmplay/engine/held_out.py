@@ -27,7 +27,8 @@ class HeldOut:
         :param prepare: makes the pieces of a sample.
         """
         self._stage, self._prepare = stage, prepare
-        self.is_there = self._has_sample()
+        self.n_samples, self.n_tokens = self._count()  # of the first validation
+        self.is_there = self.n_tokens > 0
         self._stream = stage.data.open_validation() if self.is_there else None
         if self._stream is not None and stage.state.validation_position is not None:
             self._stream.restore(stage.state.validation_position)
@@ -66,13 +67,14 @@ class HeldOut:
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
         return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
 
-    def _has_sample(self) -> bool:
-        """Tell whether the samples of the first validation have anything to learn."""
-        samples = self._stage.data.open_validation()
+    def _count(self) -> tuple[int, int]:
+        """Count the samples of the first validation, and the tokens that they have to learn."""
+        stream = self._stage.data.open_validation()
         try:
-            return samples is not None and any(map(self._prepare, _take(samples, self._stage.settings.validation_samples)))
+            samples = _take(stream, self._stage.settings.validation_samples) if stream is not None else []
+            return len(samples), sum(piece.n_truth for sample in samples for piece in self._prepare(sample))
         except UserError:
-            return False
+            return 0, 0
 
 
 def _take(stream: SampleStream, count: int) -> list[Sample]:

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
 from ..data.continuation import Cutter
 from ..data.samples import Sample
 from ..data.stream import describe_skipped
@@ -77,6 +78,10 @@ class StageRunner:
         if not self._budget.is_measured:  # else it is not known yet
             self.batches.start()  # beside the look at the validation rows
         self.held_out = HeldOut(self._open, self._prepare)
+        interval = run.settings.validation_interval
+        apart = {"tokens": self.held_out.n_tokens * VALIDATION_TOKEN / VALIDATION_SHARE} if interval == AUTO else {}
+        self.validations = Cadence(intervals(interval, AUTO_VALIDATIONS), apart)
+        self.state.validated = self.state.validated or self.counts()
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
@@ -114,6 +119,15 @@ class StageRunner:
         self.reached = batch.batch.position["samples"]
         return sums
 
+    def counts(self) -> dict[str, float]:
+        """How far the run is, and the stage in tenths of its length, as far as that is known."""
+        return {**self.run.record.counts(), "tenths": 10 * (self.run.lr_schedulers.progress or 0.0)}
+
+    def note_progress(self) -> None:
+        """Note whether a validation is due after the step that has been done."""
+        assert self.state.validated is not None
+        self.state.validation_due = self.validations.due(self.state.validated, self.counts())
+
     def validate(self) -> bool:
         """Judge the model by the next held-out samples, round and round.
 
@@ -126,7 +140,7 @@ class StageRunner:
                 return False
             best = note_loss(self.state, loss, self.run.record.progress.samples, self.settings.min_delta)
             self.held_out.settle()
-        self.state.validation_due = False
+        self.state.validation_due, self.state.validated = False, self.counts()
         return best
 
     def finish(self) -> bool:

@@ -17,7 +17,8 @@ class StageState:
     `position` and `validation_position` are where its samples and validation samples go on (None = at the start), `fingerprints` identify the data of its
     sources (None = the stage has not begun), and `context_len` is the length that its texts are cut to. For early stopping, `best_loss` is the best validation
     loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was to follow the
-    last step. `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time.
+    last step, and `validated` are the run's counts at the last one, or at the start of the stage (see :class:`lmplay.cadence.Cadence`; files of before have
+    none). `lowest_loss` is the lowest loss of its validations, the final one aside, and `lowest_samples` the run's samples at that time.
     """
 
     name: str
@@ -29,6 +30,7 @@ class StageState:
     best_loss: float | None = None
     stale: int = 0
     validation_due: bool = False
+    validated: dict[str, float] | None = None
     lowest_loss: float | None = None
     lowest_samples: int | None = None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
+from ..cadence import AUTO, SAVE_SHARE, VALIDATION_SHARE, check_interval
 from .names import OPTIMIZERS, in_words
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
@@ -200,8 +201,12 @@ class Options:
     pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
                       "the result; auto: on a CPU, if not compiled", _BITS)
     validation_batch_size: int = _flag(4, _T, _from_1, "SAMPLES", "held-out samples of a validation; the one that ends a stage takes 16 times as many")
-    save_interval: int = _flag(10000, _T, _from_0, "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
-    validation_interval: int = _flag(100, _T, _from_0, "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
+    save_interval: int | str = _flag(
+        AUTO, _T, check_interval, "INTERVAL", "save every N samples, or every 500steps, 1Mtokens, 10m; 0 = only at stage ends and stops; auto: every 10,000 "
+        f"samples or 5 minutes, whichever comes first, but no more than {SAVE_SHARE:.0%} of the time".replace("%", "%%"))
+    validation_interval: int | str = _flag(
+        AUTO, _T, check_interval, "INTERVAL", "validate every N samples, or every 500steps, 1Mtokens, 10m (by the clock: the run cannot be repeated); 0 = only "
+        f"at stage ends; auto: every 100 samples, at least 10 times in a stage, but no more than {VALIDATION_SHARE:.0%} of its work".replace("%", "%%"))
     seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout, order and held-out rows", _KEPT)
     reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")

@@ -50,4 +50,4 @@ def stage_lines(stage: StageStart) -> list[str]:
              + (f", {stage.frozen} parameters frozen" if stage.frozen else "")]
     if stage.floor is not None:
         lines.append(f"   floor: {stage.floor:.3f} nats per token, {stage.floor_bits:.3f} bits per byte: no model can do better on this text")
-    return lines if stage.has_validation else [*lines, "   no validation: no rows are held out"]
+    return [*lines, f"   saved {stage.saved}", f"   validated {stage.validated}" if stage.has_validation else "   no validation: no rows are held out"]

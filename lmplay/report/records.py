@@ -84,7 +84,8 @@ class StageStart:
 
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
     counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
-    samples and tokens of the stages after this one (None = unknown).
+    samples and tokens of the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about
+    what never will.
     """
 
     name: str
@@ -101,6 +102,9 @@ class StageStart:
     floor_bits: float | None
     has_validation: bool
     to_come: Mapping[str, int] | None
+    saved: str
+    validated: str
+    warnings: list[str]
 
 
 @dataclass(frozen=True)
