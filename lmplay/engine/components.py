@@ -84,7 +84,7 @@ class RunnerComponent:
 
 @dataclass
 class LrSchedulersComponent:
-    """The learning rate: a function of the steps and the progress of the stage, which are all of its state."""
+    """The learning rate: a function of the progress of the stage, and of the steps since its warm-up began, which are all of its state."""
 
     settings: Settings
     steps: int = 0
@@ -103,7 +103,12 @@ class LrSchedulersComponent:
 
     def start_stage(self) -> None:
         """Begin a stage."""
-        self.steps, self.progress = 0, 0.0
+        self.progress = 0.0
+        self.start_warmup()
+
+    def start_warmup(self) -> None:
+        """Begin a warm-up, at the start of a stage and where the optimizer's state is fresh."""
+        self.steps = 0
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""

@@ -292,6 +292,8 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
             component.restore(stored[component.name]["state"])
+    if run.settings.ignore_optimizer:
+        run.lr_schedulers.start_warmup()
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
         run.notifier.begin_another()
