@@ -60,7 +60,7 @@ class StageData:
     @property
     def length_is_known(self) -> bool:
         """Whether it is known how long the stage is."""
-        return self._stage.tokens is not None or self.open_samples().total is not None
+        return self._stage.tokens is not None or self._stage.steps is not None or self.open_samples().total is not None
 
     def open_samples(self) -> SampleStream:
         """Give the training samples from the start of the stage."""

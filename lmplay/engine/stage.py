@@ -14,6 +14,7 @@ from ..data.stream import describe_skipped
 from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
+from ..optim.optimizers import build_optimizers
 from ..stats.figures import StageEntry
 from ..stats.totals import ModelStats
 from .batches import Batches, Grouping, TrainBatch
@@ -38,12 +39,13 @@ class StageRunner:
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
                                   run.runtime.packs(run.device_model.raw))
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
-        self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers)
+        self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
+        self.stats.declare(stage.objective.figures)
+        self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers,
+                               self.stats.totals["total_train_steps"])
         run.threads.callback(self.batches.close)
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
-        self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
-        self.stats.declare(stage.objective.figures)
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
 
@@ -87,7 +89,10 @@ class StageRunner:
             self.state.context_len = self.settings.context_len
             run.record.begin_stage(self.stage.name, self.held_out.floors())
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
+        if run.optimizers.kind != self.settings.optimizer:
+            run.optimizers = build_optimizers(self.settings.optimizer, run.device_model.raw, self.settings.lr)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
+        run.optimizers.set_options({name: getattr(self.settings, name) for name in ("betas", "eps", "momentum")})
         run.device_model.raw.train()
         self._budget.settle()
 

@@ -77,7 +77,7 @@ def _counts(stage: StageRunner) -> tuple[dict[str, float], dict[str, float | Non
     length = held_out.n_tokens / held_out.n_samples if held_out.n_tokens else None
     samples = total if total is not None else tokens / length if tokens is not None and length else None
     lengths = {"samples": samples, "tokens": tokens if tokens is not None else samples * length if samples is not None and length else None,
-               "steps": None, "seconds": None, "tenths": 10.0 if stage.data.length_is_known else 0.0}
+               "steps": stage.stage.steps, "seconds": None, "tenths": 10.0 if stage.data.length_is_known else 0.0}
     return start, {unit: None if more is None else start[unit] + more for unit, more in lengths.items()}
 
 
@@ -116,22 +116,25 @@ def _length(stage: Stage) -> str:
     """Say how long a stage is."""
     if stage.samples is not None:
         return f"{stage.samples:,} samples"
+    if stage.steps is not None:
+        return f"{stage.steps:,} steps"
     return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
 
 
 def _total_samples(run: Run, stage: Stage) -> int | None:
     """Count the samples of a stage; None where that is unknown, or the stage is done."""
-    return run.stages[stage.name].data.open_samples().total if stage.name in run.stages and stage.tokens is None else None
+    return run.stages[stage.name].data.open_samples().total if stage.name in run.stages else None
 
 
 def _to_come(run: Run) -> dict[str, int] | None:
     """Add up the lengths of the stages after the one at work; None where one is unknown."""
     lengths: Counter[str] = Counter()
     for stage, _ in run.curriculum.remaining()[1:]:
-        total = _total_samples(run, stage) if stage.tokens is None else stage.tokens
+        unit = next((unit for unit in ("steps", "tokens") if getattr(stage, unit) is not None), "samples")
+        total = _total_samples(run, stage) if unit == "samples" else getattr(stage, unit)
         if total is None:
             return None
-        lengths["samples" if stage.tokens is None else "tokens"] += total
+        lengths[unit] += total
     return dict(lengths)
 
 
@@ -140,6 +143,6 @@ def _steps(run: Run) -> float:
     steps = 0.0
     for open_stage in run.stages.values():
         stage, settings = open_stage.stage, open_stage.settings
-        steps += stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else \
-            (_total_samples(run, stage) or 0) / settings.batch_size
+        in_tokens = stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else 0
+        steps += stage.steps or in_tokens or (_total_samples(run, stage) or 0) / settings.batch_size
     return steps

@@ -127,12 +127,14 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     """Estimate samples, tokens, steps and seconds of the whole stage."""
     name, most_tokens, counts, looked_at = stage.stage.name, stage.stage.tokens, measured.counts, len(measured.tokens)
     samples: float | None = stage.data.open_samples().total
-    if measured.whole:
+    if stage.stage.steps is not None:
+        samples = stage.stage.steps * looked_at / measured.batches
+    elif measured.whole:
         samples = looked_at
     elif most_tokens is not None:
         samples = most_tokens / measured.tokens_per_sample
     share = looked_at / samples if samples else 0.0
-    steps = None if samples is None else math.ceil(samples * measured.batches / looked_at)
+    steps = stage.stage.steps or (None if samples is None else math.ceil(samples * measured.batches / looked_at))
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
     return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources],
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,

@@ -84,7 +84,7 @@ class StageStart:
 
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
     counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
-    samples and tokens of the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about
+    samples, tokens and steps of the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about
     what never will.
     """
 
