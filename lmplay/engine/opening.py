@@ -34,7 +34,7 @@ from ..errors import Unavailable, UserError
 from ..files import check_folder, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
-from ..optim.optimizers import build_optimizers
+from ..optim.optimizers import build_like, build_optimizers
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import SCHEDULES
@@ -265,7 +265,8 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
         model.restore(spec.initial_weights)
     module.to(runtime.device)
     first = next((stage.settings.optimizer for stage in opened), settings.optimizer)
-    optimizers = build_optimizers(ahead.stored_optimizer or first, module, settings.lr, settings.weight_decay)
+    optimizers = build_like(ahead.stored["optimizers"]["state"], ahead.stored_optimizer, module, settings.lr) \
+        if ahead.stored is not None and ahead.stored_optimizer is not None else build_optimizers(first, module, settings.lr, settings.weight_decay)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 
 
