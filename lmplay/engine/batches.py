@@ -15,8 +15,6 @@ from ..data.samples import Sample
 from ..data.workers import Workers
 from .run import OpenStage
 
-# Word accuracy in training is measured on the first pieces of each batch: cheap, and enough for a curve.
-ACCURACY_PIECES = 4
 # Batches made ahead of the step: enough to even out short and long ones.
 _AHEAD = 4
 
@@ -82,16 +80,18 @@ class Batches:
     """Gives a stage's batches from where its state says."""
 
     def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int,
-                 steps_done: int = 0):
+                 accuracy_pieces: int, steps_done: int = 0):
         """
         :param prepare: makes the pieces of a sample.
         :param token_budget: asked for each batch when it is made.
         :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
+        :param accuracy_pieces: the first pieces of each batch, on which word accuracy is measured: cheap where they are few, and enough for a curve.
         :param steps_done: of a stage whose length is in steps.
         """
         self.stream = stage.data.open_samples()
         self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
+        self._accuracy_pieces = range(accuracy_pieces)
         self._steps, self._steps_done = stage.stage.steps, steps_done
         self._told_apart = len(stage.data.sources) > 1
         self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
@@ -127,6 +127,6 @@ class Batches:
                     batch = replace(batch, progress=number / self._steps)
                 budget = self._token_budget()
                 sources = [piece.sample.source for piece in batch.pieces] if self._told_apart else []
-                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, range(ACCURACY_PIECES))
+                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, self._accuracy_pieces)
             yield End(batcher.reached, batcher.empty)
 

@@ -42,12 +42,13 @@ class StageRunner:
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
         self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers,
-                               self.stats.totals["total_train_steps"])
+                               run.settings.accuracy_pieces, self.stats.totals["total_train_steps"])
         run.threads.callback(self.batches.close)
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
+        self._grads_checked = False
 
     @property
     def name(self) -> str:
@@ -117,7 +118,8 @@ class StageRunner:
         if sums is None:
             restore_torch_random_state(random_before)
             return None
-        if run.settings.check_grads and run.lr_schedulers.steps == 0:
+        if run.settings.check_grads and not self._grads_checked:
+            self._grads_checked = True
             run.report.grads(self.stage.name, check_grads(run.device_model.raw))
         run.lr_schedulers.advance(batch.batch.progress)
         self.state.position = batch.batch.position

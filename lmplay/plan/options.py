@@ -231,11 +231,13 @@ class Options:
     validation_interval: int | str = _flag(
         AUTO, _T, check_interval, "INTERVAL", "validate every N samples, or every 500steps, 1Mtokens, 10m (by the clock: the run cannot be repeated); 0 = only "
         f"at stage ends; auto: every 100 samples, at least 10 times in a stage, but no more than {VALIDATION_SHARE:.0%} of its work".replace("%", "%%"))
+    accuracy_pieces: int = _flag(4, _T, _from_0, "PIECES", "measure the word accuracy of training on the first N pieces of each batch; more take longer")
     seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout, order and held-out rows", _KEPT)
-    reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
+    reset_history: bool = _flag(False, _T, switch, "", "start anew, with new weights; the old model file and statistics are kept under other names. To keep "
+                               "the weights: --initial-model OLD --model NEW", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
-    check_grads: bool = _flag(False, _T, switch, "", "after the first step of each stage, list parameters whose gradient is missing, zero or not finite",
-                              _SILENT)
+    check_grads: bool = _flag(False, _T, switch, "", "after the first step of this run in each stage, list parameters whose gradient is missing (frozen ones "
+                              "too), zero or not finite", _SILENT)
     lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
     grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
                              stage="Largest norm of the gradient")
@@ -293,7 +295,7 @@ class Options:
         "appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
-    verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
+    verbose: bool = _flag(False, _W, switch, "", "say more: versions, flags, the learning rate and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 

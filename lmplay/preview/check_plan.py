@@ -92,7 +92,7 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     """Measure a stage, and estimate the whole of it."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
-    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0))
+    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0))
     if measured.first is None or not measured.tokens:
         raise TrainingError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s.")
     freeze(model.raw, stage.stage, settings)

@@ -27,7 +27,10 @@ def test_quiet_says_what_ends_the_run_and_verbose_says_all(folder, capsys):
     assert len(quiet.splitlines()) == 8
     assert any(line.startswith("== stage two done") for line in log_lines(folder))
     plain, verbose = train(capsys, "--model", "a.lmp"), train(capsys, "--model", "b.lmp", "--verbose")
-    assert plain.count("\nvalidation: loss") < verbose.count("\nvalidation: loss") == 8
+    for text in (plain, verbose):  # each with an example
+        assert text.count("\nvalidation: loss") == 8
+        assert [text.count(f"\n  {name}") for name in ("Prompt", "Truth", "Predicted")] == [10] * 3
+    assert "Truth" not in quiet
     assert "\ntorch " in verbose
     assert "\ntorch " not in plain
     assert "lr 6e-05" in verbose

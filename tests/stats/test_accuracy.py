@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import TINY, sentences, write_plan, write_rows
+from helpers import TINY, load, sentences, write_plan, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import BPE, BYTES, PARTS, TEXTS, WHO
@@ -106,3 +106,15 @@ def test_an_untrained_model_has_hardly_a_word_right(tmp_path, monkeypatch):
         accuracy = json.loads(path.read_text())["columns"]["accuracy"]
         assert accuracy
         assert max(accuracy) < 0.1
+
+
+def test_the_accuracy_of_training_goes_over_as_many_pieces_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for i in range(20)])
+    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "steps": 2, "validation": 0}})
+    each = len(words(sentences(1)))
+    for pieces, found in ((None, 4), (0, 0), (6, 6), (100, 8)):
+        flags = [] if pieces is None else ["--accuracy-pieces", str(pieces)]
+        assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "8", "--reset-history", *flags]) == 0
+        rows = load(tmp_path / "out_gpt" / "gpt2ish_model.lmp")["runner"]["state"]["stats"]["train"]["rows"]
+        assert rows["words"] == [each * found] * 2

@@ -18,7 +18,7 @@ DEFAULTS = {
     "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "data_workers": 1,
     "accept_changed_data": False, "out_dir": "out_gpt",
     "batch_size": 50, "mini_batch_size": 4, "mini_batch_tokens": 0, "pack": "auto", "validation_batch_size": 4, "save_interval": "auto",
-    "validation_interval": "auto", "seed": 0, "reset_history": False,
+    "validation_interval": "auto", "accuracy_pieces": 4, "seed": 0, "reset_history": False,
     "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "betas": None, "eps": None, "momentum": None,
     "weight_decay": None,
     "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
