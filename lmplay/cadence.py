@@ -17,8 +17,9 @@ AUTO_VALIDATIONS = {"samples": 100.0, "tenths": 1.0}
 SAVE_SHARE, VALIDATION_SHARE, VALIDATION_TOKEN = 0.02, 0.05, 1 / 3
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
-_COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?[kMB]?) ?(samples?|tokens?|steps?)?")
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh])")
+_COUNT = re.compile(r"([0-9][0-9_.]*[kMB]?) ?(samples?|tokens?|steps?)?")
+MOST = 10**15
 ALLOWED = "auto, 0 (never), or N with a unit: 10k (samples), 500steps, 1Mtokens, 10m (s, m, h)"
 
 
@@ -81,7 +82,7 @@ def _read(value: object) -> tuple[str, float]:
         return "seconds", float(found[1]) * _SECONDS[found[2]]
     found = _COUNT.fullmatch(text)
     every = number(found[1]) if found else None
-    if found is None or every is None or every != int(every):
+    if found is None or every is None or every != int(every) or every > MOST:
         raise ValueError(ALLOWED)
     return f"{(found[2] or 'samples').removesuffix('s')}s", float(every)
 

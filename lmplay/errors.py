@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TextIO
 
+# Faults that are told at once, and characters of each: a file of a stranger may have millions. Who collects faults may stop when there are more.
+MOST_FAULTS, _LONGEST_FAULT = 50, 2000
+
 
 class LmplayError(Exception):
     """An error that ends a run; the commands turn it into an exit code."""
@@ -21,7 +24,9 @@ class UserError(LmplayError):
     exit_code = 2
 
     def __init__(self, *faults: str):
-        self.faults = tuple(dict.fromkeys(map(printable, faults)))  # two sources of one data set fail alike
+        lines = dict.fromkeys(printable(fault if len(fault) <= _LONGEST_FAULT else f"{fault[:_LONGEST_FAULT]}...") for fault in faults[:MOST_FAULTS])
+        more = [f"there are more faults than these {MOST_FAULTS}; mend them first."] if len(faults) > MOST_FAULTS else []
+        self.faults = (*lines, *more)  # each once: two sources of one data set fail alike
         super().__init__("\n".join(self.faults))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, ...]]:

@@ -1,11 +1,11 @@
-"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks; reading JSON and YAML."""
+"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks."""
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +13,23 @@ from typing import IO, Any
 
 from .errors import UserError
 
+_KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
+
+
+class NotAFile(OSError):
+    """A folder, a named pipe, a socket or a device is where a file should be; reading some of them would never end."""
+
+
+def check_is_file(path: Path) -> None:
+    """Check that a path is a file, a link to one, or not there at all; raises :class:`NotAFile`, saying what it is instead."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # it is not there, or opening it says more
+    if not stat.S_ISREG(mode):
+        kind = next((kind for test, kind in _KINDS if test(mode)), "special file")
+        raise NotAFile(errno.EINVAL, f"it is a {kind}, not a file")
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: Callable[[Path], None] | None = None) -> None:
@@ -22,8 +38,9 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
     :param path: the file to create or to replace.
     :param write: writes all of the contents into the open temporary file (binary).
     :param before_rename: called with the complete temporary file, while the old file still has its name.
-    :raises OSError: when the disk is full or the folder is not writable; the old file is untouched then.
+    :raises OSError: when the disk is full, the folder is not writable, or something else than a file has this name; the old file is untouched then.
     """
+    check_is_file(path)
     temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
@@ -36,7 +53,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,6 +63,7 @@ def write_text(path: Path, text: str) -> None:
 
 def link_atomic(path: Path, other: Path) -> None:
     """Link a file to a second name on the same disk, replacing the file that had it; copy the file where links are not supported."""
+    check_is_file(other)
     temporary = _temporary(other)
     temporary.unlink(missing_ok=True)
     try:
@@ -53,8 +71,25 @@ def link_atomic(path: Path, other: Path) -> None:
     except OSError:
         with open(path, "rb") as source:
             return write_atomic(other, lambda file: shutil.copyfileobj(source, file))
-    os.replace(temporary, other)
-    _sync_folder(other.parent)
+    try:
+        os.replace(temporary, other)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(other.parent)
+
+
+def open_new_or_file(path: Path) -> int:
+    """Open a file to read and write, creating it if it is not there; its content is kept, and no link is followed.
+
+    :return: the descriptor.
+    :raises OSError: when that is not possible, :class:`NotAFile` when it is not a file.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise NotAFile(errno.EINVAL, "it is not a file")
+    return handle
 
 
 def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
@@ -100,7 +135,10 @@ def make_folder(path: Path, what: str) -> Path:
     :param what: its name in the message of the UserError.
     """
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)  # else a power cut could take the folder away, with all that was synced in it
         probe = path / f".lmplay-{os.getpid()}.tmp"
         probe.touch()
         probe.unlink()
@@ -109,56 +147,12 @@ def make_folder(path: Path, what: str) -> Path:
     return path
 
 
-def read_json_or_yaml(path: Path, what: str) -> Any:
-    """Read a JSON file, or a YAML one when its name ends in .yaml or .yml.
-
-    :param path: the file.
-    :param what: its name in the message ("plan", "settings file").
-    :return: the parsed value.
-    :raises UserError: when it is missing, unreadable, or not valid, with line and column.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{what} {path}: cannot be read ({reason}).") from None
-    if path.suffix.lower() in (".yaml", ".yml"):
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise UserError(f"{what} {path}{where}: not valid YAML ({getattr(error, 'problem', None) or error}).") from None
-    try:
-        return json.loads(text, object_pairs_hook=_refuse_duplicates)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{what} {path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}).") from None
-    except _DuplicateKey as error:
-        raise UserError(f"{what} {path}: the key '{error}' stands twice in one object; JSON keeps only the last. Rename one.") from None
-
-
-class _DuplicateKey(Exception):
-    """A JSON object has a key twice."""
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dict; raises :class:`_DuplicateKey` (a stage would vanish silently)."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _DuplicateKey(key)
-        result[key] = value
-    return result
-
-
 def _temporary(path: Path) -> Path:
     """Return the temporary name of a file while it is written; :data:`_TEMPORARY` matches it."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename durable."""
     with suppress(OSError):  # Windows cannot open a folder, and some network file systems refuse to sync one: the rename itself has happened
         handle = os.open(folder, os.O_RDONLY)

@@ -8,7 +8,7 @@ _SPACELESS = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff
 # A word or punctuation mark: one of their characters; a word of the other scripts; a mark.
 WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]")
 SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-_NUMBER = re.compile(r"(\d[\d_]*)(?:\.(\d+))?([kMB])?")
+_NUMBER = re.compile(r"([0-9][0-9_]{0,30})(?:\.([0-9]{1,15}))?([kMB])?")
 
 
 def compact(value: float) -> str:

@@ -38,6 +38,11 @@ for _number, _handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", sig
         signal.signal(getattr(signal, _number), _handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the long ones: at the end one of them would keep all cores but its own waiting."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 @pytest.fixture
 def word_pieces(tmp_path):
     """A tokenizer of words and parts of words, as BERT's."""
@@ -116,3 +121,11 @@ def two_stages(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2 + i % 3)} for i in range(60)])
     monkeypatch.chdir(tmp_path)
     return write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "epochs": 2}, "two": {"dataset": "rows.jsonl", "samples": 5}})
+
+
+@pytest.fixture
+def small_corpus(tmp_path, monkeypatch):
+    """A plan of one stage of 40 short texts."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 5)} for i in range(40)])
+    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "batch_size": 6, "epochs": 1}})

@@ -26,6 +26,7 @@ class Spec:
     streaming: bool | None = None
     encoding_errors: str | None = None
     on_bad_row: str | None = None
+    columns: dict[str, str] | None = None
 
 
 def opened(path: Path | str, folder: Path, role: str = "train", /, **keys: Any) -> Any:

@@ -1,14 +1,15 @@
 """What several tests need: a tiny plan, whole runs, and the comparison of what they leave."""
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+import warm
 
 from lmplay.train.__main__ import main
 
@@ -37,8 +38,7 @@ def write_plan(folder: Path, plan: dict) -> Path:
 def trainer(*arguments, cwd=None, timeout=120, env=None) -> subprocess.CompletedProcess:
     """Run lmp_trainer as a user does, with changes to the environment (None = without)."""
     environment = {name: value for name, value in {**ENVIRONMENT, **(env or {})}.items() if value is not None}
-    return subprocess.run([sys.executable, "-m", "lmplay.train", *map(str, arguments)], capture_output=True, text=True, timeout=timeout,
-                          cwd=cwd, env=environment, check=False)
+    return warm.run(["-m", "lmplay.train", *map(str, arguments)], timeout=timeout, cwd=cwd, env=environment)
 
 
 _ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", ".from_seconds", ".to_seconds")
@@ -78,15 +78,15 @@ def compare_runs(left: Path, right: Path) -> list[str]:
     return [line for name in kept(left) for line in differences(read(left / name), read(right / name), name)]
 
 
-def stop_after(monkeypatch, steps):
-    """Interrupt the next run after this number of steps."""
+def stop_at(monkeypatch, steps):
+    """Interrupt the next runs after each of these steps, counted from 1 over all runs."""
     from lmplay.engine import stage
 
-    original, left = stage.train_step, iter(range(steps - 1, -1, -1))
+    original, count = stage.train_step, itertools.count(1)
 
     def step_and_signal(*arguments, **options):
         result = original(*arguments, **options)
-        if next(left, None) == 0:
+        if next(count) in steps:
             os.kill(os.getpid(), signal.SIGINT)
         return result
 
@@ -99,6 +99,10 @@ def train(capsys, *arguments, code=0):
     captured = capsys.readouterr()
     assert found == code, captured.err
     return captured.out + captured.err
+
+
+def train_two_blocks(capsys, out, *arguments, code=0):
+    return train(capsys, "--num-blocks", 2, "--training-plan", "plan.json", "--out-dir", out, "--validation-interval", 12, *arguments, code=code)
 
 
 def weights(path="out_gpt/gpt2ish_model.lmp"):

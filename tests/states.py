@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from helpers import compare_runs
 
-from lmplay.checkpoints.format import COMPONENTS, FORMAT
+from lmplay.checkpoints.format import FORMAT
 
 MODEL = "gpt2ish_model"
 
@@ -17,10 +17,15 @@ Usage = namedtuple("Usage", "total used free")
 
 def content(number: int = 0) -> dict:
     """Something with the shape of a checkpoint, that says which one it is."""
-    empty = {"state_args": {}, "state": {}}
-    return {"format": FORMAT, **dict.fromkeys(COMPONENTS, empty),
-            "model": {"state_args": {}, "state": {"weight": torch.full((50,), number)}},
-            "runner": {"state_args": {}, "state": {"stats": {"total_train_samples": number}}}}
+    history = {"stride": 1, "open": 0, "rows": {name: [] for name in ("step", "loss_sum", "n_tokens")}}
+    stats = {"total_train_samples": number, "train": history, "validate": history, "best": None, "final": None}
+    return {"format": FORMAT, "versions": {}, "curriculum": {"state_args": {"plan": {"stages": []}}, "state": {"stages": []}},
+            "model": {"state_args": {"experiment": "x", "args": {"context_len": 16}, "tokenizer": {"kind": "bytes", "name": "bytes"}},
+                      "state": {"weight": torch.full((50,), number)}},
+            "runner": {"state_args": {"settings": {"continuation": "exact", "seed": 0, "optimizer": "adamw", "given": []}},
+                       "state": {"stats": stats, "step_stats": {}, "stages": [], "clock": {"seconds": 0.0, "resumes": []}, "scaler": {},
+                                 "random": {"python": [], "numpy": [], "torch": torch.zeros(1)}}},
+            "optimizers": {"state_args": {}, "state": {}}, "lr_schedulers": {"state_args": {}, "state": {}}}
 
 
 def number_of(stored: dict) -> int:

@@ -61,7 +61,7 @@ def test_intervals_are_written_with_their_units(typed, taken, unit, every, words
     assert Cadence({unit: every}).in_words() == words
 
 
-@pytest.mark.parametrize("wrong", ["-1", -1, "fast", "10 epochs", "1.5", 1.5, True, None, "10M minutes", "", "0.5steps"])
+@pytest.mark.parametrize("wrong", ["-1", -1, "fast", "10 epochs", "1.5", 1.5, True, None, "10M minutes", "", "0.5steps", "9" * 400, "9" * 5000 + "m", 10**16])
 def test_what_is_no_interval_is_refused(wrong):
     with pytest.raises(ValueError, match="500steps"):
         check_interval(wrong)

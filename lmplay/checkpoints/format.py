@@ -18,7 +18,8 @@ from torch import nn
 from .. import __version__
 from ..component import Component
 from ..errors import UserError
-from ..files import write_atomic
+from ..files import NotAFile, check_is_file, write_atomic
+from .schema import check_archive, check_components, check_content
 
 FORMAT = 1
 COMPONENTS = ("curriculum", "model", "runner", "optimizers", "lr_schedulers")
@@ -85,22 +86,29 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
     :param advice: appended to the message of :class:`Damaged`.
     :param mmap: leave the tensors on the disk until they are used.
     :param check: verify the checksum.
-    :raises Damaged: when the file is damaged or not a file of lmplay.
+    :raises Damaged: when the file is damaged, not a file of lmplay, or does not hold what a checkpoint holds.
     :raises UserError: when the file cannot be read.
     """
     try:
+        check_is_file(path)
         if check and verify(path) is False:
             raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay (its checksum is wrong). {advice}")
+        check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (PermissionError, FileNotFoundError, IsADirectoryError) as error:
+        check_content(content, path.stat().st_size)
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            check_components(content)
+    except (PermissionError, FileNotFoundError, NotAFile) as error:
         raise UserError(f"model {path}: cannot be read ({error.strerror}).") from None
     except OSError as error:
         raise Damaged(f"model {path}: cannot be read ({error.strerror or error}). {advice}") from None
     except UserError:
         raise
+    except ValueError as error:
+        raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay ({str(error).partition(chr(10))[0]}). {advice}") from None
     except Exception as error:  # damaged bytes can raise anything
         raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay ({type(error).__name__}). {advice}") from None
-    if not isinstance(content, dict) or "format" not in content:
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise Damaged(f"model {path}: not a checkpoint of lmplay. {advice}")
     return content
 

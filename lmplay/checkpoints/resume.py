@@ -1,19 +1,19 @@
 """Which state a run resumes from, and which files are renamed for it: none is ever destroyed."""
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
-from ..files import link_atomic, make_folder
+from ..files import link_atomic, make_folder, sync_folder
 from ..plan.schema import Plan
 from ..plan.settings import Settings
+from ..stats.writing import read_stats
 from . import rotation
 from .best import best_file, best_names
-from .format import Damaged, load
+from .format import Damaged, load, read, stage_file
+from .ownership import Owner, is_model, owner_of, refuse_as_newest, refuse_others
 from .rotation import Found
 
 
@@ -23,8 +23,19 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
     :param path: the model file.
     :param stages: names of the plan's stages.
     :return: the checkpoint of `--resume`, by default the newest whole one; None for a new run.
-    :raises UserError: when the checkpoint of `--resume` does not exist, or all are damaged.
+    :raises UserError: when the checkpoint of `--resume` does not exist, all are damaged, or a file of another model or run would be taken or replaced.
     """
+    found = _choose(settings, path, stages)
+    with suppress(Damaged):
+        if path.exists() and (found is None or found.path != path):  # it will get another name
+            refuse_as_newest(path, read(path, mmap=True, check=False))
+    files = [file for file in rotation.existing(path, [*stages, *best_names(stages)]) if file != path and (found is None or not file.samefile(found.path))]
+    refuse_others(path, files, found.content if found is not None else None, settings.reset_history or settings.resume != "latest")
+    return found
+
+
+def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | None:
+    """Choose the state, see :func:`choose_state`."""
     best = best_file(path)
     if settings.resume == "latest":
         try:
@@ -53,8 +64,10 @@ def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str
     """
     if settings.resume == "latest":
         rotation.recover(path, found, Path(settings.out_dir).expanduser(), say)
+        if found is None and (kept := _set_best_aside(path, to_come)):
+            say(f"kept the best state of a run whose newest state is gone as {kept}")
     elif found is not None and found.path != path:
-        kept = _step_back(path, found.path, to_come)
+        kept = _step_back(path, found, to_come)
         say(f"goes on from {found.path}" + (f"; kept the newest state as {kept}" if kept else ""))
 
 
@@ -66,37 +79,52 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
     stages = {stage.name for stage in plan.stages}
     with suppress(UserError):  # a damaged file is renamed as well
         stages |= {stage["name"] for stage in load(path)["curriculum"]["state"]["stages"]}
-    names = [*stages, *best_names(sorted(stages))]
+    names = [name for name in (*stages, *best_names(sorted(stages))) if not is_model(stage_file(path, name))]
     if not rotation.existing(path, names):
         return None
     kept = rotation.free_name(path, "old")
-    statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if _model_of(file) == path.stem]
+    statistics = [file for file in folder.glob(f"{path.stem}_*_stats.json") if read_stats(file).get("model") == path.stem]
     others = [folder / f"{path.stem}_{rest}" for rest in ("settings.json", "samples.jsonl", "train.csv", "validate.csv")]
-    for file in [*statistics, *(other for other in others if other.exists())]:
-        file.rename(make_folder(folder / kept.stem, "folder of old statistics") / file.name)
+    moved = [*statistics, *(other for other in others if other.exists())]
+    if moved:
+        old = make_folder(folder / kept.stem, "folder of old statistics")
+        for file in moved:
+            file.rename(old / file.name)
+        sync_folder(old)
     return rotation.set_aside(path, names)
 
 
-def _step_back(path: Path, source: Path, to_come: list[str]) -> Path | None:
+def _set_best_aside(path: Path, stages: list[str]) -> Path | None:
+    """Rename the best states that a new run finds; return the new name of the first. A run that was killed in its first save leaves some, too."""
+    new = rotation.free_name(path, "old")
+    there = [file for name in best_names(stages) if (file := stage_file(path, name)).exists()]
+    kept = [file.rename(new.with_name(new.stem + file.name.removeprefix(path.stem))) for file in there]
+    return kept[0] if kept else None
+
+
+def _step_back(path: Path, found: Found, to_come: list[str]) -> Path | None:
     """Make an earlier state the newest, and return the new name of the newest one before, if there was one.
 
     The file of the earlier state is not changed, and the model file is whole at every instant.
     """
-    kept = None
-    if path.exists():
-        kept = rotation.free_name(path, "old")
-        for file in rotation.existing(path, [*to_come, *best_names(to_come)]):
-            link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
-    link_atomic(source, path)
-    for older in rotation.previous(path).values():  # later than the state that the run resumes from; they are kept under their new names
-        if kept is not None and not older.samefile(source):
-            older.unlink()
-    return kept
+    same_run = _is_of_run(path, owner_of(found.content))
+    stages = to_come if same_run else list(dict.fromkeys([*to_come, *(stage["name"] for stage in found.content["curriculum"]["state"]["stages"])]))
+    there = rotation.existing(path, [name for name in (*stages, *best_names(stages)) if not is_model(stage_file(path, name))])
+    kept = rotation.free_name(path, "old")
+    for file in there:
+        link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
+    link_atomic(found.path, path)
+    # Older states are later than the one that the run resumes from, and those of another run are none of this one's: they are kept under their new names.
+    for file in (*rotation.previous(path).values(), *(() if same_run else there)):
+        if file != path and file.exists() and not file.samefile(found.path):
+            file.unlink()
+    return kept if there else None
 
 
-def _model_of(statistics: Path) -> Any:
-    """Read which model a statistics file belongs to; None when it cannot be read."""
+def _is_of_run(path: Path, owner: Owner | None) -> bool:
+    """Tell whether the model file is of a run, as far as both say where they come from; a damaged one says nothing."""
     try:
-        return json.loads(statistics.read_text(encoding="utf-8")).get("model")
-    except (OSError, ValueError, AttributeError):
-        return None
+        there = owner_of(read(path, mmap=True, check=False))
+    except UserError:
+        return not path.exists()
+    return there is None or owner is None or there.run == owner.run

@@ -5,7 +5,7 @@ NAME.damaged-1.lmp, and the model that `--reset-history` replaces to NAME.old-1.
 """
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,8 +15,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import check_free_bytes, link_atomic, remove_leftovers
+from ..stats.writing import read_stats, stats_files
 from ..words import counted
 from .format import Damaged, content_bytes, load, stage_file, write
+from .ownership import refuse_as_newest, refuse_as_stage
 
 
 @dataclass
@@ -53,14 +55,19 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
     """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
     :raises Damaged: when all files are damaged.
-    :raises UserError: when the newest whole file has an unknown format version.
+    :raises UserError: when the newest whole file has an unknown format version, or belongs to another model.
     """
     damaged: list[tuple[Path, str]] = []
     for candidate in existing(path, stages):
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
-                return Found(candidate, load(candidate), damaged)
+                content = load(candidate)
+                if candidate == path:
+                    refuse_as_newest(path, content)
+                elif candidate not in previous(path).values():
+                    refuse_as_stage(path, candidate, content)
+                return Found(candidate, content, damaged)
         except Damaged as error:
             fault = str(error)
         damaged.append((candidate, fault))
@@ -139,8 +146,10 @@ def existing(path: Path, stages: Sequence[str]) -> list[Path]:
 
 
 def free_name(path: Path, why: str) -> Path:
-    """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist."""
-    return next(name for number in range(1, 1_000_000) if not (name := stage_file(path, f"{why}-{number}")).exists())
+    """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist, nor a file of its stages, nor an older state."""
+    taken = re.compile(rf"{re.escape(path.stem)}\.{why}-([1-9][0-9]*)\..+")
+    numbers = {int(match[1]) for other in os.listdir(path.parent) if (match := taken.fullmatch(other))}
+    return stage_file(path, f"{why}-{next(number for number in itertools.count(1) if number not in numbers)}")
 
 
 def _rotate(path: Path, keep: int) -> None:
@@ -161,7 +170,6 @@ def _rotate(path: Path, keep: int) -> None:
 
 def _samples_in_statistics(path: Path, out_dir: Path) -> int | None:
     """Read from the statistics how many samples a run had trained on; None where they cannot be read."""
-    try:
-        return int(json.loads((out_dir / f"{path.stem}_train_stats.json").read_text())["totals"]["total_train_samples"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    totals = read_stats(stats_files(out_dir, path.stem, None)[0]).get("totals")
+    samples = totals.get("total_train_samples") if isinstance(totals, dict) else None
+    return samples if isinstance(samples, int) else None

@@ -1,22 +1,42 @@
-"""`--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
+"""Weights: whether those of a file are a model's, and `--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import UserError
-from ..files import check_folder
+from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings
-from .format import FORMAT, versions, write
+from .best import best_names
+from .format import FORMAT, read, stage_file, versions, write
 
 
-def check_target(settings: Settings, path: Path) -> None:
-    """Check before training that the file can be written, and is not the model file `path`; raises UserError when not."""
+def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
+    """Check before training that the file can be written, and that it is no file of a run.
+
+    :param path: the model file.
+    :param stages: of the plan.
+    :raises UserError: when it cannot, or is one.
+    """
     target = _target(settings)
-    if target is not None:
-        if target.absolute() == path.absolute() or target.is_dir():
-            raise UserError(f"--save-weights-only {target}: is {'a folder' if target.is_dir() else 'the model file itself'}; give another file.")
-        check_folder(target.parent, "folder of --save-weights-only")
+    if target is None:
+        return
+    try:
+        check_is_file(target)
+    except NotAFile as error:
+        raise UserError(f"--save-weights-only {target}: {error.strerror}; give another one.") from None
+    real, names = Path(os.path.realpath(target)), ("", *stages, *best_names(stages))
+    ours = [Path(os.path.realpath(stage_file(path, name) if name else path)) for name in names]
+    reserved = real.parent == ours[0].parent and RESERVED_ENDING.fullmatch(real.stem.removeprefix(f"{ours[0].stem}."))
+    if real in ours or reserved or _holds_run(target):
+        what = "the model file itself" if real == ours[0] else "a file of a run"
+        raise UserError(f"--save-weights-only {target}: is {what}; give another file.")
+    check_folder(target.parent, "folder of --save-weights-only")
 
 
 def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
@@ -27,11 +47,35 @@ def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
     target = _target(settings)
     if target is not None:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent, "folder of --save-weights-only")
             write(target, {"format": FORMAT, "versions": versions(), "model": model})
         except OSError as error:
             raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
     return target
+
+
+def _holds_run(target: Path) -> bool:
+    """Tell whether a file holds the state of a run, not weights alone."""
+    try:
+        return "runner" in read(target, mmap=True, check=False)
+    except UserError:
+        return False
+def check_weights(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], experiment: str) -> None:
+    """Check that stored weights are those of a model, before memory is taken for it.
+
+    :param own: the model's state; may be on "meta".
+    :param stored: that of a file.
+    :param experiment: the model's name, for messages.
+    :raises UserError: with a line for each key that is missing, not the model's, or of another shape or kind.
+    """
+    faults = [f"model: '{key}' is missing in the file." for key in own if key not in stored]
+    faults += [f"model: '{key}' is in the file and not in experiment {experiment}." for key in stored if key not in own]
+    faults += [f"model: '{key}' is {list(stored[key].shape)} in the file and {list(own[key].shape)} in experiment {experiment}."
+               for key in own if key in stored and stored[key].shape != own[key].shape]
+    faults += [f"model: '{key}' is {stored[key].dtype} in the file and {own[key].dtype} in experiment {experiment}."
+               for key in own if key in stored and stored[key].dtype.is_floating_point != own[key].dtype.is_floating_point]
+    if faults:
+        raise UserError(*faults)
 
 
 def _target(settings: Settings) -> Path | None:

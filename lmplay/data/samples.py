@@ -1,20 +1,15 @@
 """Rows to samples: which fields are prompt and truth, and which rows are skipped.  Data floor, no torch."""
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, nearest
+from .roles import Form, form_of, rank, usual_forms
 
-# The usual names of fields, in order of preference.
-_TEXT = ("text", "content", "article", "document", "story", "body", "passage")
-_TITLE = ("title", "headline")
-_PAIRS = (("prompt", "truth"), ("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"),
-          ("instruction", "response"), ("input", "output"), ("input", "target"), ("source", "target"))
-_INPUTS = ("input", "context")
-_MESSAGES = ("messages", "conversations", "conversation")
 # The order in which the functions below take the fields of texts and pairs.
 _ORDER = ("text", "title", "prompt", "instruction", "truth", "output", "input")
 # Who speaks, by the names that data sets have for them.
@@ -22,6 +17,8 @@ _SPEAKERS = {
     "user": "user", "human": "user", "prompter": "user", "system": "system", "developer": "system",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "function_call": "assistant",
     "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "tool"}
+# Sets of fields of which it is remembered how they are read: rows of a file have few, but any number of them is possible.
+_MOST_KNOWN = 1000
 # JSON can hold these, UTF-8 and so tokenizers can't.
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 # What lies between a title or a question and the text it belongs to.
@@ -56,75 +53,131 @@ class Sample:
     chat: str | None = None
 
 
+class _Recipe(NamedTuple):
+    """A form, what makes prompt and truth of its values (None: it is a chat), and the fields of these values."""
+
+    form: Form
+    read: Callable[..., tuple[str, str]] | None
+    wanted: list[str]
+
+
 class Skipped(Exception):
     """A row that cannot be a sample; the message is the reason it is counted under."""
 
 
-class Reading(Protocol):
-    """How the rows of a source become samples."""
+class Reading:
+    """How the rows of a source become samples; see :func:`choose_reading`."""
+
+    def __init__(self, ranking: Sequence[tuple[str, ...]], given: Form | None, chat: str | None, has_nats: bool):
+        """
+        :param ranking: the usual forms, the most common first.
+        :param given: the form that the plan names, None to go by the usual ones.
+        :param chat: how chats are written out.
+        :param has_nats: whether the field `nats` says how likely the truth is.
+        """
+        self._ranking, self._given, self._chat, self._has_nats = ranking, given, chat, has_nats
+        self._by_fields: dict[tuple[str, ...], list[_Recipe]] = {}
 
     def __call__(self, row: dict[str, Any], source: int = 0, index: int = 0) -> Sample:
-        """Read a row; raises Skipped where it cannot be a sample.
+        """Read a row.
 
         :param row: its fields.
         :param source: number of the source in its stage's mix.
         :param index: the row's number in the source.
+        :return: the sample.
+        :raises Skipped: when it cannot be one.
         """
+        _, read, wanted = self._recipe(row)
+        values = [row.get(field) for field in wanted]
+        if read is None:
+            return _read_messages(values[0], source, index, self._chat)
+        prompt, truth = read(*values)
+        return Sample(prompt, truth, source, index, row["nats"] if self._has_nats else None)
+
+    def form(self, row: dict[str, Any]) -> Form:
+        """Choose the form in which a row is read; raises Skipped when it lacks a field that is needed."""
+        return self._recipe(row).form
+
+    def describe(self, fields: Iterable[str]) -> str:
+        """Say how rows with these fields are read."""
+        forms = self._forms(tuple(fields))
+        return str(forms[0]) if forms else "no usual columns"
+
+    def _recipe(self, row: dict[str, Any]) -> _Recipe:
+        """Choose how to read a row."""
+        fields = tuple(row)
+        recipes = self._by_fields.get(fields)
+        if recipes is None:
+            if len(self._by_fields) == _MOST_KNOWN:
+                self._by_fields.clear()
+            recipes = self._by_fields[fields] = [*map(_recipe_of, self._forms(fields))]
+        if len(recipes) == 1:
+            return recipes[0]
+        if not recipes:
+            needed = self._given.needed if self._given is not None else self._ranking[0]
+            raise Skipped(f"without '{next(name for name in needed if name not in fields)}'")
+        return next((recipe for recipe in recipes if recipe.form.fits(row)), recipes[0])
+
+    def _forms(self, fields: tuple[str, ...]) -> list[Form]:
+        """List the forms that a row with these fields may be read in, the best first."""
+        if self._given is not None:
+            return [self._given] if all(field in fields for field in self._given.needed) else []
+        found = usual_forms(fields)
+        return [found[names] for names in self._ranking if names in found]
 
 
-def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None, has_nats: bool = False) -> Reading:
+def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None, has_nats: bool = False,
+                   rows: Sequence[dict[str, Any]] = (), certain: bool = True) -> Reading:
     """Decide how the rows of a source become samples.
+
+    With `roles` all rows are read alike. Without, each row is read by the usual names of its fields; where it has those of several forms (a text, a prompt
+    and its completion, ...), in the form that most of the rows looked at have.
 
     :param name: the source's name, for messages.
     :param columns: the fields its rows have.
     :param roles: the plan's `columns` (role to field), or None to go by the usual names.
     :param chat: the plan's `chat`: how chats are written out.
     :param has_nats: whether the field `nats` says how likely the truth is.
+    :param rows: some rows of the source.
+    :param certain: no row has a field that is not among `columns`.
     :return: a function from a row to a sample.
     :raises UserError: when a field is not there, or no usual name is, or chats are to be written out where there are none.
     """
     fields = list(columns)
     there = f"its columns: {', '.join(fields) or 'none'}"
-    if roles is None:
-        roles = _find_roles(fields)
-        if roles is None:
-            raise UserError(f"source {name}: no text column found ({there}). Say which one with \"columns\": {{\"text\": \"…\"}} in the plan.")
-    for role, field in roles.items():
-        if field not in fields:
-            raise UserError(f"source {name}: \"columns\" maps {role} to '{field}', which is not there ({there}).")
-    if "messages" in roles:
-        return lambda row, source=0, index=0: _read_messages(row.get(roles["messages"]), source, index, chat)
-    if chat is not None:
-        raise UserError(f"source {name}: \"chat\" is for chats, and its rows are read as {' and '.join(roles)} ({there}). Leave it out, "
+    if roles is not None:
+        for role, field in roles.items():
+            if certain and field not in fields:
+                raise UserError(f"source {name}: \"columns\" maps {role} to '{field}', which is not there ({there}).{nearest(field, fields)}")
+        first, reading = form_of(roles), Reading([], form_of(roles), chat, has_nats)
+    else:
+        ranking = rank(rows, fields)
+        forms = usual_forms(fields)
+        found = next((forms[names] for names in ranking if names in forms), None)
+        if found is None:
+            raise UserError(f"source {name}: no text column found ({there}). {_proposed(fields)}")
+        first, reading = found, Reading(ranking, None, chat, has_nats)
+    if chat is not None and "messages" not in first.roles:
+        raise UserError(f"source {name}: \"chat\" is for chats, and its rows are read as {' and '.join(first.roles)} ({there}). Leave it out, "
                         "or name the chat's column with \"columns\": {\"messages\": \"…\"}.")
-
-    read_texts = _read_text if "text" in roles else _read_pair
-    wanted = [roles[role] for role in _ORDER if role in roles]
-
-    def read(row: dict[str, Any], source: int = 0, index: int = 0) -> Sample:
-        prompt, truth = read_texts(*(row.get(field) for field in wanted))
-        return Sample(prompt, truth, source, index, row["nats"] if has_nats else None)
-
-    return read
+    return reading
 
 
-def _find_roles(fields: list[str]) -> dict[str, str] | None:
-    """Find the roles by the usual names; case does not matter."""
-    by_name = {field.lower(): field for field in reversed(fields)}
+def _proposed(fields: list[str]) -> str:
+    """Say how to name the columns, for fields with none of the usual names."""
+    by_name = {field.lower(): field for field in fields}
+    if "chosen" not in by_name:
+        return 'Say which one with "columns": {"text": "…"} in the plan.'
+    prompt = next((by_name[name] for name in ("prompt", "question", "instruction", "input") if name in by_name), None)
+    columns = {"messages": by_name["chosen"]} if prompt is None else {"prompt": prompt, "truth": by_name["chosen"]}
+    return f"Its rows look like preference pairs; to learn the chosen answers, say \"columns\": {json.dumps(columns, ensure_ascii=False)} in the plan."
 
-    def find(names: tuple[str, ...]) -> str | None:
-        return next((by_name[name] for name in names if name in by_name), None)
 
-    text, title, about = find(_TEXT), find(_TITLE), find(_INPUTS)
-    if text is not None:
-        return {"text": text} if title is None else {"text": text, "title": title}
-    for prompt, truth in _PAIRS:
-        if prompt in by_name and truth in by_name:
-            if prompt == "instruction":
-                return {"instruction": by_name[prompt], **({"input": about} if about is not None else {}), "output": by_name[truth]}
-            return {"prompt": by_name[prompt], "truth": by_name[truth]}
-    messages = find(_MESSAGES)
-    return None if messages is None else {"messages": messages}
+def _recipe_of(form: Form) -> _Recipe:
+    """Say how a form is read."""
+    if "messages" in form.roles:
+        return _Recipe(form, None, [form.roles["messages"]])
+    return _Recipe(form, _read_text if "text" in form.roles else _read_pair, [form.roles[role] for role in _ORDER if role in form.roles])
 
 
 def _read_text(text: Any, title: Any = None) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from zlib import crc32
 from ..errors import UserError
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
+from .look import describe_reading, look_at
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
@@ -42,6 +43,8 @@ class StageData:
         self._own: list[tuple[AnySource, Reading, SourceSpec]] = []  # validation rows of their own
         self.names: list[str] = []  # of the sources, no two alike
         self._own_names: list[str] = []  # the source that they belong to, or their own
+        self.reads: list[str] = []  # what is read as what, a line for each source and for what there is to say of its files
+        self.warnings: list[str] = []  # of rows that will be skipped
         faults: list[str] = []
         for spec in stage.dataset:
             try:
@@ -140,7 +143,7 @@ class StageData:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         source = open_source(spec, "train", folder)
         assert source is not None
-        self._readings.append(choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats))
+        self._readings.append(self._choose_reading(source, spec))
         self.sources.append(source)
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
@@ -157,9 +160,23 @@ class StageData:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            self._own.append((source, choose_reading(source.name, _columns(source), spec.columns, spec.chat, source.has_nats), spec))
+            self._own.append((source, self._choose_reading(source, spec, " (validation rows)"), spec))
             self._own_names.append(name or source.name)
         return source is not None
+
+    def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "") -> Reading:
+        """Decide how the rows of a source become samples, after a look at some of them, and note what there is to say about it."""
+        look = look_at(source)
+        columns = list(dict.fromkeys((*(source.columns or ()), *look.fields)))
+        if source.columns is None and not columns and not look.bad:
+            raise UserError(f"source {source.name}: it is empty.")
+        certain = look.whole or not (source.columns is None or source.rows_differ)
+        reading = choose_reading(source.name, columns, spec.columns, spec.chat, source.has_nats, list(look.rows.values()), certain)
+        reads, warnings = describe_reading(source, reading, look, (spec.columns or {}).values())
+        self.reads.append(f"{source.name}{whose}: {reads}")
+        self.reads += [f"{source.name}{whose}: {note}" for note in source.notes]
+        self.warnings += warnings
+        return reading
 
     def _order(self, number: int, validation: bool) -> Order:
         """Say how a source is read: sources of one mix get orders of their own, and a source has the same rows held out wherever it is read."""
@@ -183,13 +200,3 @@ def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:
 def _strict(specs: Sequence[SourceSpec]) -> set[int]:
     """Number the sources of which no row may be skipped."""
     return {number for number, spec in enumerate(specs) if spec.on_bad_row == "stop"}
-
-
-def _columns(source: AnySource) -> list[str]:
-    """Give the columns of a source; those of its first row where it doesn't know them."""
-    if source.columns is not None:
-        return list(source.columns)
-    row = source[0] if isinstance(source, IndexedSource) else next(source.open(None), None)
-    if row is None:
-        raise UserError(f"source {source.name}: it is empty.")
-    return list(row)

@@ -142,6 +142,11 @@ def describe_skipped(skipped: Counter[str]) -> str:
     return f"{counted(sum(skipped.values()), 'row')} skipped: {reasons}" if skipped else "no rows skipped"
 
 
+def nothing_to_train_on(stage: str, skipped: Counter[str]) -> UserError:
+    """Make the error for a stage of which every row was skipped."""
+    return UserError(f"stage '{stage}': there was nothing to train on ({describe_skipped(skipped)}).")
+
+
 def describe_losses(state: dict[str, Any]) -> list[str]:
     """Say what of the rows did not become samples as it stood in the files.
 

@@ -20,8 +20,9 @@ from ..data.samples import Sample
 from ..data.sentences import Cut
 from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
 from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
+from ..documents import read_json_or_yaml
 from ..errors import TrainingError, UserError
-from ..files import read_json_or_yaml, write_text
+from ..files import write_text
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
 from ..plan.names import DEFAULT_OBJECTIVE

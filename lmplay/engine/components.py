@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from ..checkpoints.weights import check_weights
 from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
-from ..errors import UserError
 from ..optim.schedules import lr_factor
 from ..plan.settings import Settings, StageSettings
 from ..report.callbacks import Notifier
@@ -37,13 +37,7 @@ class ModelComponent:
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`; keys and shapes must match exactly."""
-        own = self.module.state_dict()
-        faults = [f"model: '{key}' is missing in the file." for key in own if key not in state]
-        faults += [f"model: '{key}' is in the file and not in experiment {self.experiment}." for key in state if key not in own]
-        faults += [f"model: '{key}' is {list(state[key].shape)} in the file and {list(own[key].shape)} in experiment {self.experiment}."
-                   for key in own if key in state and state[key].shape != own[key].shape]
-        if faults:
-            raise UserError(*faults)
+        check_weights(self.module.state_dict(), state, self.experiment)
         self.module.load_state_dict(state)
 
 

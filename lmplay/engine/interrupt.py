@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,14 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import UserError
+from ..signals import AGAIN, EXIT_CODES, SAVE, taken
 
-# The state is saved, and the same command is to be run again (EX_TEMPFAIL of sysexits.h).
-AGAIN = 75
-# What a request to stop comes as; Windows has the first two only. The alarm is our own: the time limit.
-EXIT_CODES = {getattr(signal, name): code for name, code in
-              {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": AGAIN, "SIGALRM": AGAIN}.items() if hasattr(signal, name)}
 _NAMES = {"SIGINT": "Ctrl+C", "SIGHUP": "the terminal was closed", "SIGALRM": "--time-limit"}
-_SAVE, _ALARM, _HANG_UP = (getattr(signal, name, None) for name in ("SIGUSR1", "SIGALRM", "SIGHUP"))
+_ALARM = getattr(signal, "SIGALRM", None)
 # Seconds in which a request that comes twice is one: a program around this one passes on what the terminal has already sent.
 _SAME_SECONDS = 0.5
 # Seconds after which a run that was told to end at once, and is deep in a library, is ended by force.
@@ -62,9 +59,8 @@ class Interrupt:
         self._closed = threading.Event()
 
     def __enter__(self) -> Interrupt:
-        # What ignores the end of its terminal (nohup) goes on ignoring it.
-        taken = [number for number in (*EXIT_CODES, _SAVE) if number is not None and not (number == _HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
-        self._before = {number: signal.signal(number, self._take) for number in taken}
+        self._before = {number: signal.signal(number, self._take) for number in taken()}
+        self._hook_before, sys.unraisablehook = sys.unraisablehook, self._take_again
         if os.name != "nt":
             self._inbox, self._outbox = os.pipe()
             os.set_blocking(self._outbox, False)
@@ -78,6 +74,7 @@ class Interrupt:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.set_wakeup_fd(self._wakeup_before)
             os.close(self._outbox)  # which ends the watch
+        sys.unraisablehook = self._hook_before
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self._last else handler)
 
@@ -166,7 +163,7 @@ class Interrupt:
         """Take a signal."""
         if self._closed.is_set():
             return
-        if number == _SAVE:
+        if number == SAVE:
             self._save_wanted = True
             return
         before, code = self.exit_code, EXIT_CODES[signal.Signals(number)]
@@ -176,9 +173,18 @@ class Interrupt:
             return
         name = signal.Signals(number).name
         self.request(code, _NAMES.get(name, name))
+        self._number = number
         if before is not None or self._nothing_to_save or not self.at_work:
             self.is_ending = before is not None or not self.at_work
             raise Stopped(code, self.at_work)
+
+    def _take_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Send a signal once more whose :class:`Stopped` was raised where Python ignores exceptions: in a `__del__`, or the end of an import."""
+        if not isinstance(ignored.exc_value, Stopped):
+            self._hook_before(ignored)
+            return
+        self.exit_code, self.is_ending = None, False
+        threading.Timer(0.01, os.kill, (os.getpid(), self._number)).start()
 
     def _watch(self) -> None:
         """End the process by force when it has been told to end at once and does not: Python hears signals between its own instructions only."""

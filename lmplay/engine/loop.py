@@ -113,7 +113,9 @@ def _finish(run: Run, stage: StageRunner) -> bool:
 
 
 def _check_limits(run: Run) -> None:
-    """Ask to stop when this run has done what it was told to do."""
+    """Ask to stop when this run has done what it was told to do; a request that came before has its own exit code."""
+    if run.interrupt.exit_code is not None:
+        return
     for flag, limit, total in (("--max-steps", run.settings.max_steps, "total_train_steps"),
                                ("--max-samples-this-run", run.settings.max_samples_this_run, "total_train_samples")):
         if 0 < limit <= run.done_here(total):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..checkpoints.format import load
+from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment
@@ -32,6 +33,13 @@ class ModelSpec:
     args: dict[str, Any]
     tokenizer: Tokenizer | None
     initial_weights: dict[str, Any] | None = None
+    stored_weights: dict[str, Any] | None = None
+    """Those of the file that the arguments are from, which the model must fit."""
+
+    def check_stored(self, vocab_size: int) -> None:
+        """Check by shapes alone that the model is that of its file: made-up arguments could ask for any amount of memory. Raises UserError."""
+        if self.stored_weights is not None:
+            check_weights(self.build(vocab_size, meta=True).state_dict(), self.stored_weights, self.experiment)
 
     def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
         """Build the model; on "meta" it has shapes and no weights."""
@@ -78,8 +86,8 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     if faults:
         raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
                         "or choose another --model file for a new one.")
-    weights = stored["model"]["state"] if source is not path else None
-    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights)
+    weights = stored["model"]["state"]
+    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights if source is not path else None, weights)
 
 
 def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageData]) -> Tokenizer:

@@ -20,7 +20,7 @@ from ..checkpoints.drift import changes, foreign_sizes
 from ..checkpoints.format import checkpoint_bytes
 from ..checkpoints.lock import Lock
 from ..checkpoints.resume import adopt, choose_state, set_history_aside
-from ..checkpoints.rotation import Found, check_free_space, clean_up
+from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes
@@ -31,7 +31,7 @@ from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
 from ..errors import Unavailable, UserError
-from ..files import check_folder, make_folder, write_text
+from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_like, build_optimizers
@@ -44,6 +44,8 @@ from ..plan.settings import Settings, StageSettings, resolve_stage
 from ..report.callbacks import Notifier, draw_plots
 from ..report.completions import CompletionWriter, read_prompts
 from ..report.report import Report
+from ..stats.run_record import RunRecord
+from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
@@ -139,6 +141,9 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             faults += error.faults
     if faults:
         raise UserError(*faults)
+    for found in opened.values():
+        for warning in found.data.warnings:
+            say(f"WARNING: stage '{found.stage.name}': {warning}")
     for change in accepted:
         say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
     return opened
@@ -158,15 +163,15 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     path = settings.model_file(plan)
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
+    _check_places(settings, path, [stage.name for stage in plan.stages])
     with ExitStack() as closing:
-        lock = Lock(path)
+        lock = Lock(path, Path(settings.out_dir).expanduser(), [stage.name for stage in plan.stages])
         closing.callback(lock.release)
-        if path.parent.is_dir():  # else there is nothing to lock yet
-            lock.take()
+        lock.take()
         prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
         runtime = start_device(settings)
         ahead = outline(settings, plan)
-        check_target(ahead.settings, path)
+        check_target(ahead.settings, path, [stage.name for stage in plan.stages])
         if ahead.stored is not None and ahead.curriculum.is_done:
             _already_done(ahead, report)
             return None
@@ -183,6 +188,22 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
 def _optimizer_of(stored: dict[str, Any]) -> str:
     """Name the optimizer that a checkpoint has a state of."""
     return next((str(member["optimizer"]) for member in stored["optimizers"]["state_args"].values()), stored["runner"]["state_args"]["settings"]["optimizer"])
+
+
+def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
+    """Check that nothing but files has the names of the run's files.
+
+    :raises UserError: naming each folder, named pipe, socket or device.
+    """
+    out, name, faults = Path(settings.out_dir).expanduser(), path.stem, []
+    for file in (path, *existing(path, [*stages, *best_names(stages)]), *(file for stage in (None, *stages) for file in stats_files(out, name, stage)),
+                 *(out / f"{name}{rest}" for rest in ("_settings.json", ".log", "_samples.jsonl", "_train.csv", "_validate.csv"))):
+        try:
+            check_is_file(file)
+        except NotAFile as error:
+            faults.append(f"{file}: {error.strerror}, and the run keeps a file of that name. Move it elsewhere, or choose another --model or --out-dir.")
+    if faults:
+        raise UserError(*faults)
 
 
 def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimizer: str) -> Settings:
@@ -258,6 +279,7 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     settings, spec = ahead.settings, ahead.spec
     opened = list(stages)
     tokenizer = ahead.tokenizer(stage.data for stage in opened)
+    spec.check_stored(tokenizer.vocab_size)
     seed_everything(settings.seed)
     module = spec.build(tokenizer.vocab_size)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
@@ -276,6 +298,10 @@ def _already_done(ahead: Outline, report: Report) -> None:
     latest = ahead.settings.resume == "latest"
     if latest:
         adopt(ahead.settings, ahead.path, ahead.found, [], report.say)
+    record, folder = RunRecord(ahead.path.stem), Path(ahead.settings.out_dir).expanduser()
+    if latest and folder.is_dir():
+        record.restore(ahead.found.content["runner"]["state"])
+        _mend_stats(record, folder, ahead.plan, ahead.spec.experiment, report)
     report.already_done(ahead.path if latest else ahead.found.path, ahead.plan)
     report.weights(save_weights(ahead.settings, ahead.found.content["model"]))
 
@@ -287,7 +313,8 @@ def _make(ahead: Outline, runtime: Runtime, report: Report, interrupt: Interrupt
     stages = open_stages(ahead, ahead.curriculum.remaining(), report.say)
     model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.compiled, interrupt.at_once)
     notifier = Notifier(callbacks)
-    runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say))
+    runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
+                             RunRecord(ahead.path.stem))
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
@@ -307,7 +334,11 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     """Give the components what the checkpoint has."""
     for component in run.components[1:]:
         if not (component.name == "optimizers" and run.settings.ignore_optimizer):
-            component.restore(stored[component.name]["state"])
+            try:
+                component.restore(stored[component.name]["state"])
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise UserError(f"model {run.path}: its {component.name} cannot be restored ({type(error).__name__}: {error}); it is damaged, or not of this "
+                                "version. It is left as it is; choose another --model, or --reset-history to start anew.") from error
     if run.settings.ignore_optimizer:
         run.lr_schedulers.start_warmup()
     run.began_at = run.record.stats.totals.copy()
@@ -354,6 +385,7 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     if run.settings.reset_history and (kept := set_history_aside(run.path, folder, run.curriculum.plan)):
         run.report.say(f"kept the old model as {kept}")
     adopt(run.settings, run.path, found, list(run.stages), run.report.say)
+    _mend_stats(run.record, folder, run.curriculum.plan, run.model.experiment, run.report)
     resolved = run.settings.to_json() | {"exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
                                          "precision": run.runtime.precision, "model": str(run.path), "model_args": run.model.args,
                                          "plan": run.curriculum.plan.to_json()}
@@ -362,6 +394,17 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     run.notifier.start(run.path.stem, folder, resolved, resolved.pop("plan"), run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:
         run.notifier.event("resumed", run.record.progress, run.record.stage)
+
+
+def _mend_stats(record: RunRecord, folder: Path, plan: Plan, experiment: str, report: Report) -> None:
+    """Write the statistics that the checkpoint knows and the folder lacks, and say which other run's are replaced."""
+    for other in record.replaces(folder, [stage.name for stage in plan.stages]):
+        report.say(f"WARNING: {folder} has statistics of another run ({other}) of a model of the name {record.model}; those of this run ({record.run}) "
+                   "replace them. Another --out-dir would keep them.")
+    try:
+        record.mend(folder, experiment)
+    except OSError as error:
+        report.save_failed(folder, error)
 
 
 def _end(run: Run, kind: type[BaseException] | None, *_: object) -> None:

@@ -55,7 +55,7 @@ class Recorder:
     def record(self, batch: TrainBatch, sums: StepSums) -> None:
         """Take note of a step that has been done: counts now, its numbers when they have come."""
         now = time.perf_counter()
-        step_seconds, self._mark = now - self._mark, now
+        step_seconds, self._mark = max(now - self._mark, 0.0), now  # a virtual machine's clock may go back, and the columns must not
         record, stage = self._run.record, self._stage
         record.seconds += step_seconds
         counts = batch.batch.counts()
@@ -137,6 +137,6 @@ def try_to_write_stats(run: Run, record: RunRecord) -> None:
     """
     record.note_memory(peak_memory(run.runtime.device))
     try:
-        record.write(run.out_dir, run.path.stem, run.model.experiment)
+        record.write(run.out_dir, run.model.experiment)
     except OSError as error:
         run.report.save_failed(run.out_dir, error)

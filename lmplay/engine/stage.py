@@ -10,7 +10,7 @@ from typing import Any
 from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
 from ..data.continuation import Cutter
 from ..data.samples import Sample
-from ..data.stream import describe_skipped
+from ..data.stream import nothing_to_train_on
 from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError, UserError
 from ..optim.grads import check_grads
@@ -157,8 +157,7 @@ class StageRunner:
         :raises UserError: when there was nothing to train on.
         """
         if not self.stats.totals["total_train_steps"]:
-            skipped = describe_skipped(Counter(self.reached["skipped"]))
-            raise UserError(f"stage '{self.stage.name}': there was nothing to train on ({skipped}).")
+            raise nothing_to_train_on(self.stage.name, Counter(self.reached["skipped"]))
         self.batches.close()
         if self.held_out.is_there and self._judge(self.held_out.final(), final=True) is None:
             return False

@@ -45,7 +45,7 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total,
                       {source.name: source.n_rows for source in stage.data.sources}, settings.batch_size, settings.context_len, settings.lr, settings.schedule,
                       len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"], stage.held_out.is_there, _to_come(run),
-                      *_cadences(run, stage))
+                      *_cadences(run, stage), stage.data.reads)
 
 
 def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:

@@ -17,15 +17,15 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ..errors import UserError, nearest
-from ..files import read_json_or_yaml
+from ..documents import read_json_or_yaml
+from ..errors import MOST_FAULTS, UserError, nearest
 from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
+from .names import RESERVED_ENDING
+from .options import MOST
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 
 _HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-# Names of other files beside the model's, which a stage's file must not have.
-_RESERVED = re.compile(r"best|(prev|old|damaged)-[0-9]+")
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
@@ -108,7 +108,12 @@ def _as_stage_name(name: str) -> str:
     if _GLOB.search(name):
         name = re.sub(r"\[.*?\]|[*?]", " ", name).strip(" _.-")
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("_.")[:64]
-    return f"{name}_data" if _RESERVED.fullmatch(name) else name
+    return f"{name}_data" if _is_reserved(name) else name
+
+
+def _is_reserved(name: str) -> bool:
+    """Tell whether a stage's file would have the name of another file beside the model's: a stage `x` that may end early has a file `NAME.x.best.lmp`."""
+    return RESERVED_ENDING.fullmatch(name.rpartition(".")[2]) is not None
 
 
 def _plain(raw: Any, where: str) -> Any:
@@ -131,6 +136,8 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
     faults += _path_faults({"validation": defaults.get("validation")}, folder, f"{where}, key '$defaults.")
     for name, body in bodies.items():
         faults += _stage_faults(name, body, defaults, where, folder)
+        if len(faults) > MOST_FAULTS:
+            _refuse(faults)
     faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
     _refuse(faults)
     stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
@@ -160,8 +167,9 @@ def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, fo
     stage = f"{where}, stage '{name}'"
     if not re.fullmatch(STAGE_NAME, name):
         yield f"{stage}: found {shown(name)} as a name, allowed: {Stage.model_fields['name'].description}."
-    if _RESERVED.fullmatch(name):
-        yield f"{stage}: found a name that is kept for files beside the model's, allowed: another one."
+    if _is_reserved(name):
+        yield (f"{stage}: found a name with an ending that is kept for other files beside the model's, allowed: another one, without best, prev-N, "
+               "old-N or damaged-N at its end.")
     lines = _faults(StageBody, body, stage)
     yield from lines
     if isinstance(body, dict):
@@ -182,7 +190,7 @@ def _path_faults(body: dict[str, Any], folder: Path, start: str) -> list[str]:
 
     def check(key: str, path: str) -> str:
         try:
-            return _locate(path, folder)
+            return path if len(faults) > MOST_FAULTS else _locate(path, folder)
         except UserError as error:
             faults.append(f"{start}{key}': {error}")
             return path
@@ -248,7 +256,7 @@ def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
     try:
         model.model_validate(raw)
     except ValidationError as error:
-        for details in error.errors(include_url=False, include_input=False):
+        for details in error.errors(include_url=False, include_input=False)[:MOST_FAULTS + 1]:
             if details["type"] != "value_error":  # that is a conflict, found below even when other faults hide it here
                 key, text = _explain(model, raw, details)
                 found.setdefault(key, text)
@@ -292,6 +300,8 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
 
 def _hint(value: Any, kind: str, words: list[str]) -> str:
     """Suggest what a wrong text may have meant: one of the right words, or a number."""
+    if kind == "less_than_equal" and value > MOST:
+        return f" At most {MOST:,}."
     if not isinstance(value, str):
         return ""
     if kind in ("float_type", "int_type") and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value, re.IGNORECASE):

@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from ..plugins import Plugin, with_offered
+
+# Endings of the names of files that a run keeps beside its model's (`lmplay.checkpoints`): no stage and no model can have one.
+RESERVED_ENDING = re.compile(r"(best|(prev|old|damaged)-[0-9]+)", re.IGNORECASE)
 
 
 class Member(NamedTuple):

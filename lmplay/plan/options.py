@@ -17,6 +17,8 @@ from .names import OPTIMIZERS, in_words
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
 SMALLEST_CONTEXT = 16
+# The largest whole number that any flag or key takes: more tokens than there are, and still exact as a float.
+MOST = 10**15
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -40,6 +42,8 @@ class Number:
             number = self.kind(value if written is None or written != self.kind(written) else written)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(self.allowed) from None
+        if self.kind is int and number > min(self.high, MOST):
+            raise ValueError(self.allowed if self.high < math.inf else f"{self.allowed}, at most {MOST:,}")
         exact = isinstance(value, str) or (not isinstance(value, bool) and number == value)
         outside = number < self.low or number > self.high or (self.above and number == self.low) or (self.below and number == self.high)
         if not exact or not math.isfinite(number) or outside:
@@ -60,7 +64,8 @@ class Number:
     @property
     def limits(self) -> dict[str, float]:
         """The range as arguments of :func:`pydantic.Field`."""
-        return {"gt" if self.above else "ge": self.low} | ({} if self.high == math.inf else {"lt" if self.below else "le": self.high})
+        limit = min(self.high, MOST) if self.kind is int else self.high
+        return {"gt" if self.above else "ge": self.low} | ({} if limit == math.inf else {"lt" if self.below else "le": limit})
 
     @property
     def _word(self) -> str:
@@ -192,9 +197,9 @@ class Options:
     """The table: a field for each flag of `lmp_trainer`, in the order of `--help`, with the program's default."""
 
     exp: str = _flag("gpt2ish", _M, _text, "NAME", "experiment, a named model family; `list` shows all", _LOCKED, model="Experiment")
-    num_blocks: int = _flag(6, _M, _from_1, "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
-    embed_dim: int = _flag(768, _M, _from_1, "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
-    num_heads: int = _flag(12, _M, _from_1, "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
+    num_blocks: int = _flag(6, _M, Number(int, 1, 10_000), "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
+    embed_dim: int = _flag(768, _M, Number(int, 1, 1_000_000), "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
+    num_heads: int = _flag(12, _M, Number(int, 1, 1_000_000), "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
     context_len: int = _flag(1024, _M, Number(int, SMALLEST_CONTEXT), "TOKENS", "longest piece a new model can read; if typed, it also overrides the stages' "
                              "context_len", _BY_STAGE, stage="Longest piece in tokens", model="Context length in tokens")
     dropout: float = _flag(0.1, _M, Number(float, 0, 1, below=True), "SHARE", "share of activations a new model drops while training", _LOCKED, model="Dropout")

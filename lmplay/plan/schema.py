@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import OBJECTIVES, OPTIMIZERS, SCHEDULES, in_words, objectives
-from .options import FLAGS, Number
+from .options import FLAGS, MOST, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 LENGTHS = ("epochs", "samples", "tokens", "steps")
@@ -66,7 +66,7 @@ def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
 
 def _steps_or_fraction(value: float) -> float:
     """Take a whole number of steps, or a fraction below 1."""
-    if value < 0 or (value >= 1 and value != int(value)):
+    if not 0 <= value <= MOST or (value >= 1 and value != int(value)):
         raise PydanticCustomError("warmup", "a whole number, or a fraction below 1")
     return value
 
@@ -87,7 +87,7 @@ def _get(part: Any, key: str) -> Any:
     return part.get(key) if isinstance(part, dict) else getattr(part, key, None)
 
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
 ScheduleName = Annotated[str, _one_of(lambda: SCHEDULES), WithJsonSchema({"type": "string", "enum": [*SCHEDULES]})]
@@ -241,7 +241,7 @@ class EarlyStopping(Part):
 class Overrides(Part):
     """What a stage may set for itself, and `$defaults` for all stages; None means the program's default."""
 
-    epochs: float | None = option("Length in passes over the data, fractions allowed", "a number above 0", gt=0)
+    epochs: float | None = option("Length in passes over the data, fractions allowed", "a number above 0", gt=0, le=MOST)
     samples: Count | None = option("Length in samples", "a whole number, 1 or more")
     tokens: Count | None = option("Length in tokens to be learned", "a whole number, 1 or more")
     steps: Count | None = option("Length in optimizer steps", "a whole number, 1 or more")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .names import DEFAULT_OBJECTIVE, OPTIMIZERS
+from .names import DEFAULT_OBJECTIVE, OPTIMIZERS, RESERVED_ENDING
 from .options import FLAGS, Options
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Settings(Options):
             path = Path(self.model).expanduser()
             if path.is_dir() or path.suffix not in ("", ".lmp"):
                 raise UserError(f"--model {self.model}: {'is a folder' if path.is_dir() else 'is no name of a model file'}; give one that ends in .lmp.")
+            if RESERVED_ENDING.fullmatch(path.with_suffix("").suffix[1:]):
+                raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "
+                                "in a model of another name with --resume.")
             return path.with_suffix(".lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 

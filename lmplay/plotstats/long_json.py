@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import read_json_or_yaml
+from ..documents import read_json_or_yaml
 
-_LONG_FILE = 4_000_000  # bytes; of smaller files all is read by the plain reader
+_LONG_FILE, _LONGEST_PLAIN = 4_000_000, 32 << 20  # bytes; of files below the first all is read by the plain reader, of those above the second nothing
 _LONG_COLUMN = 2000  # bytes
 _COLUMN = "\0column"
 
@@ -29,7 +29,7 @@ def read_long_json(path: Path, what: str) -> Any:
             return _read(path.read_bytes())
     except (OSError, ValueError, TypeError):
         pass  # the plain reader says what is wrong, and where
-    return read_json_or_yaml(path, what)
+    return read_json_or_yaml(path, what, _LONGEST_PLAIN)
 
 
 def _read(text: bytes) -> Any:
@@ -42,7 +42,10 @@ def _read(text: bytes) -> Any:
             rest += [text[done:begin], json.dumps({_COLUMN: len(columns)}).encode()]
             columns.append(_numbers(inner))
             done = after
-    return json.loads(b"".join([*rest, text[done:]]), object_hook=lambda value: columns[value[_COLUMN]] if _COLUMN in value else value)
+    plain = b"".join([*rest, text[done:]])
+    if len(plain) > _LONGEST_PLAIN:
+        raise ValueError("too much that is not columns")
+    return json.loads(plain, object_hook=lambda value: columns[value[_COLUMN]] if _COLUMN in value else value)
 
 
 def _numbers(text: bytes) -> NDArray[np.float64]:

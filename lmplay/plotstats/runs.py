@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..stats.figures import FIGURES, Figure, described
-from ..stats.writing import FORMAT
+from ..stats.writing import FORMAT, KINDS
 from .long_json import read_long_json
 
 Floats = NDArray[np.float64]
 
-KINDS = ("train", "validate")
 X_NAMES = ("samples", "tokens", "seconds")
 NEEDED_COLUMNS = (*X_NAMES, "loss")
 OPTIONAL_COLUMNS = tuple(figure.name for figure in FIGURES if (figure.train or figure.validate) and figure.name not in NEEDED_COLUMNS)

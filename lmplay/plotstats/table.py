@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..documents import read_json_or_yaml
 from ..errors import UserError
-from ..files import read_json_or_yaml
 from ..plan.options import FLAGS, Change
 from ..words import compact, cut, duration
 from .runs import Curve

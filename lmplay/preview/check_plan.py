@@ -13,14 +13,14 @@ from typing import Any
 from ..checkpoints.format import checkpoint_bytes
 from ..data.samples import Sample
 from ..data.stage import StageData
-from ..data.stream import SampleStream
+from ..data.stream import SampleStream, describe_losses, describe_skipped, nothing_to_train_on
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
 from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import check_model, freeze, make_model, open_stages, outline, start_device
 from ..engine.run import OpenStage
 from ..engine.step import train_step
-from ..errors import TrainingError
+from ..errors import UserError
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
@@ -41,7 +41,8 @@ _STANDARD_DEVIATIONS = 1.96  # around the mean of a normal distribution, which h
 class _Measured:
     """Measurements of the first samples of a stage.
 
-    `tokens` are the truth tokens of each sample, `whole` says that these are all samples of the stage, and `first_samples` are by the number of the source.
+    `tokens` are the truth tokens of each sample, `whole` says that these are all samples of the stage, `first_samples` are by the number of the source, and
+    `reached` is the position behind the rows that have been read.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -50,6 +51,17 @@ class _Measured:
     whole: bool = False
     first: TrainBatch | None = None
     first_samples: dict[int, Sample] = field(default_factory=dict)
+    reached: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """The rows that gave no sample, by reason."""
+        return Counter(self.reached["skipped"])
+
+    @property
+    def share_of_samples(self) -> float:
+        """The share of the rows read that gave a sample."""
+        return self.reached["samples"] / (self.reached["samples"] + self.skipped.total())
 
     @property
     def tokens_per_sample(self) -> float:
@@ -62,6 +74,19 @@ class _Measured:
             return 0.0
         spread = statistics.stdev(self.tokens) / math.sqrt(len(self.tokens)) * math.sqrt(max(0.0, 1 - share))
         return _STANDARD_DEVIATIONS * spread / self.tokens_per_sample
+
+    def tokens_of_length(self, length: int) -> tuple[int, float]:
+        """Estimate the tokens of a stage that takes samples until it has `length` tokens, and the half width of the interval as a share of them.
+
+        The last sample goes beyond the length. What of it does is its residual life in a renewal process, with the moments E[t²] / 2 E[t] and
+        E[t³] / 3 E[t] (Feller, "An Introduction to Probability Theory and Its Applications", volume 2, XI.4).
+        """
+        if self.whole:
+            return sum(self.tokens), 0.0
+        first, second, third = (statistics.fmean(tokens ** power for tokens in self.tokens) for power in (1, 2, 3))
+        beyond = second / (2 * first)
+        spread = math.sqrt(max(0.0, third / (3 * first) - beyond ** 2))
+        return round(length + beyond), _STANDARD_DEVIATIONS * spread / (length + beyond)
 
 
 def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
@@ -94,7 +119,9 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
     measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0))
     if measured.first is None or not measured.tokens:
-        raise TrainingError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s.")
+        if measured.whole:
+            raise nothing_to_train_on(stage.stage.name, measured.skipped)
+        raise UserError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s ({describe_skipped(measured.skipped)}).")
     freeze(model.raw, stage.stage, settings)
     timer.time(stage.objective, measured.first)
     return {**_estimate(stage, measured, timer), **_compare(stage.data),
@@ -120,6 +147,7 @@ def _measure(batches: Batches) -> _Measured:
             if piece.last:
                 measured.tokens.append(of_sample.pop(id(piece.sample)))
     batches.close()
+    measured.reached = batches.stream.state()
     return measured
 
 
@@ -133,13 +161,17 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
         samples = looked_at
     elif most_tokens is not None:
         samples = most_tokens / measured.tokens_per_sample
+    elif samples is not None and stage.stage.samples is None:  # an epoch's rows, of which some are skipped
+        samples *= measured.share_of_samples
     share = looked_at / samples if samples else 0.0
     steps = stage.stage.steps or (None if samples is None else math.ceil(samples * measured.batches / looked_at))
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
-    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources],
+    known = None if samples is None else round(samples * measured.tokens_per_sample)
+    tokens, error = (known, measured.error(share)) if most_tokens is None else measured.tokens_of_length(most_tokens)
+    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources], "reads": stage.data.reads,
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
-            "tokens": None if samples is None else most_tokens or round(samples * measured.tokens_per_sample),
-            "tokens_error": 0.0 if most_tokens else measured.error(share), "pieces_per_sample": counts["pieces"] / looked_at,
+            "skipped": dict(measured.skipped), "rows_read": measured.reached["samples"] + measured.skipped.total(),
+            "losses": describe_losses(measured.reached), "tokens": tokens, "tokens_error": error, "pieces_per_sample": counts["pieces"] / looked_at,
             "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "padding_share": counts["padding"] / counts["slots"],
             "steps": steps, "seconds": seconds}
 

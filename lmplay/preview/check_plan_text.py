@@ -29,9 +29,11 @@ def to_text(found: dict[str, Any]) -> str:
 
 def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each line about a stage."""
+    yield from (("reads", line) for line in stage["reads"])
     whole = stage["samples"] == stage["samples_looked_at"]
     looked = "all were looked at" if whole else f"{stage['samples_looked_at']:,} were looked at"
     yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"
+    yield from (("rows", f"{line}, of {stage['rows_read']:,} read") for line in stage["losses"])
     yield "tokens", _count(stage["tokens"]) + (f" ± {stage['tokens_error']:.1%}" if stage["tokens_error"] else "")
     yield "steps", f"{_count(stage['steps'])}, padding {stage['padding_share']:.1%}"
     yield "time", _time(stage["seconds"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby, islice
@@ -12,7 +13,7 @@ from typing import Any
 from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
-from ..data.stream import describe_skipped
+from ..data.stream import describe_losses, describe_skipped, nothing_to_train_on
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import open_stages, outline
 from ..engine.run import OpenStage
@@ -50,6 +51,8 @@ class StageView:
             made += 1
             if made == number:
                 return batch
+        if not made:
+            raise nothing_to_train_on(self.name, Counter(batcher.reached["skipped"]))
         raise UserError(f"--show-batch {number}: stage '{self.name}' has {made:,} batches of up to {self.batch_size} pieces "
                         f"({describe_skipped(batcher.reached['skipped'])}); give a number from 1 to {made:,}.")
 
@@ -68,8 +71,7 @@ def show(settings: Settings, plan: Plan, say: Callable[[str], None]) -> str:
     """
     if settings.show_batch is None:
         views = _open(settings, plan, list(plan.stages), say)
-        samples = ((view, sample) for view in views for sample in islice(iter(view.data.open_samples().next, None), settings.show_samples))
-        found = [sample_as_json(view, sample) for view, sample in samples]
+        found = [sample_as_json(view, sample) for view in views for sample in _first_samples(view, settings.show_samples or 1, say)]
         if settings.json:
             return json.dumps(found, indent=1, ensure_ascii=False)
         return "\n".join(line for number, sample in enumerate(found, 1) for line in sample_in_words(f"sample {number}", sample))
@@ -80,6 +82,17 @@ def show(settings: Settings, plan: Plan, say: Callable[[str], None]) -> str:
     view, = _open(settings, plan, [by_name[name] if name else plan.stages[0]], say)
     batch = view.batch(int(number))
     return json.dumps(_batch_as_json(view, int(number), batch), indent=1, ensure_ascii=False) if settings.json else _batch_in_words(view, int(number), batch)
+
+
+def _first_samples(view: StageView, count: int, say: Callable[[str], None]) -> list[Sample]:
+    """Read the first samples of a stage, and say which rows were skipped before them; raises UserError where there is none."""
+    stream = view.data.open_samples()
+    found = list(islice(iter(stream.next, None), count))
+    if not found:
+        raise nothing_to_train_on(view.name, stream.skipped)
+    for line in describe_losses(stream.state()):
+        say(f"stage {view.name}: {line}")
+    return found
 
 
 def _open(settings: Settings, plan: Plan, shown: list[Stage], say: Callable[[str], None]) -> list[StageView]:

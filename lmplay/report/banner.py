@@ -45,7 +45,7 @@ def banner_fields(start: RunStart) -> dict[str, Any]:
 def stage_lines(stage: StageStart) -> list[str]:
     """Say what a stage reads, and how it trains."""
     rows = " + ".join(f"{name} ({'endless' if count is None else f'{count:,} rows'})" for name, count in stage.rows.items())
-    lines = [f"\n== stage {stage.name}: {rows}",
+    lines = [f"\n== stage {stage.name}: {rows}", *(f"   reads {line}" for line in stage.reads),
              f"   batch {stage.batch_size}, context {stage.context_len}, lr {stage.lr:g} {stage.schedule}"
              + (f", {stage.frozen} parameters frozen" if stage.frozen else "")]
     if stage.floor is not None:

@@ -16,7 +16,7 @@ from torch import nn
 from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
-from ..files import write_text
+from ..files import check_is_file, write_text
 from ..stats.figures import Progress
 from ..tokenizer import Tokenizer
 from ..writing.generation import generate
@@ -118,6 +118,7 @@ class CompletionWriter:
         rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, "prompt": prompt, "text": text}
                                       for prompt, text in zip(self.prompts, texts, strict=True)]
         try:
+            check_is_file(self.path)
             with open(self.path, "ab") as file:
                 file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))
         except OSError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import tell
+from ..files import check_is_file
 
 
 class Console:
@@ -69,6 +70,7 @@ class Console:
         if self._said is None or self._log is None:
             return
         try:
+            check_is_file(self._log)
             with open(self._log, "ab") as file:
                 file.write(lines.encode("utf-8", "backslashreplace"))
         except OSError as error:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ class StageStart:
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
     counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
     samples, tokens and steps of the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about
-    what never will.
+    what never will. `reads` are lines: which columns are read as what, and which
+    files.
     """
 
     name: str
@@ -105,6 +106,7 @@ class StageStart:
     saved: str
     validated: str
     warnings: list[str]
+    reads: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -146,12 +146,12 @@ def _from_hub(name: str) -> _Found:
 
     logging.set_verbosity_error()
     try:
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception:  # not in the cache: OSError, ValueError, ImportError … depending on what is missing
         reason = hub_problem()
         if reason is None:
             try:
-                loaded = AutoTokenizer.from_pretrained(name)
+                loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             except Exception as error:
                 reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
         if reason is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from .byte_pairs import BytePairs, same_as
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 END_TOKEN = "<|endoftext|>"
 # The smallest byte-level vocabulary: 256 bytes and the end token.
 SMALLEST_VOCAB = 257
+# The largest vocabulary: far above any in use, and a table of it fits into memory.
+MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Tokenizer:
 
         :param spec: `kind` ("bytes" or "fast"), `name` (what the user asked for) and, for "fast", `json` (the tokenizer.json) and `end_id`; where there
             are any, `chat_template` (Jinja) and `begin_text` (the text of the token for the beginning of a text).
+        :raises UserError: when its json cannot be read, or has ids that no model has.
         """
         self.spec = spec
         self.name: str = spec["name"]
@@ -53,16 +57,17 @@ class Tokenizer:
         if spec["kind"] == "bytes":
             self.vocab_size, self.end_id = SMALLEST_VOCAB, SMALLEST_VOCAB - 1
         else:
-            import tokenizers
-
-            self._fast = tokenizers.Tokenizer.from_str(spec["json"])
+            self._fast = _read_fast(spec)
+            # Ids may have gaps: the model needs a row for the largest.
+            self.vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values(), default=0) + 1
+            self.end_id = spec["end_id"]
+            if self.vocab_size > MOST_TOKENS or not 0 <= self.end_id < self.vocab_size:
+                raise UserError(f"tokenizer {self.name}: its largest id is {self.vocab_size - 1:,} and that of its end token {self.end_id:,}; ids from 0 to "
+                                f"{MOST_TOKENS - 1:,} are allowed, and an end token that is one of them.")
             self._fast.no_truncation()
             self._fast.no_padding()
             self._fast.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
             self._pairs = same_as(self._fast)
-            # Ids may have gaps: the model needs a row for the largest.
-            self.vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
-            self.end_id = spec["end_id"]
         self._byte_lengths = self._count_bytes()
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[dict[str, Any]]]:
@@ -117,10 +122,7 @@ class Tokenizer:
     @cached_property
     def _markup(self) -> tokenizers.Tokenizer:
         """The same tokenizer, but special tokens in a text are special."""
-        import tokenizers
-
-        assert self._fast is not None
-        fast = tokenizers.Tokenizer.from_str(self.spec["json"])
+        fast = _read_fast(self.spec)
         fast.no_truncation()
         fast.no_padding()
         return fast
@@ -167,6 +169,18 @@ class Tokenizer:
         before = np.zeros(len(data) + 1, dtype=np.int64)
         np.cumsum(first[:-1], out=before[1:])
         return Encoded(ids, before[borders], first[borders])
+
+
+def _read_fast(spec: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Read the tokenizer of a spec; raises UserError when it cannot be read."""
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_str(spec["json"])
+    except BaseException as error:  # the library raises bare Exception for a broken file, and where it panics what is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) or not type(error).__module__.startswith(("builtins", "pyo3")):
+            raise
+        raise UserError(f"tokenizer {spec['name']}: cannot be read ({error}).") from None
 
 
 def _with_offsets(fast: tokenizers.Tokenizer, text: str) -> Encoded:

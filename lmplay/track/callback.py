@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,6 +80,17 @@ class Tracker(Callback):
 def past_rows(run: RunInfo) -> list[tuple[str, dict[str, Any]]]:
     """List kind and figures of all past steps and validations."""
     return [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+
+
+def rewound(newest: int, step: int) -> str | None:
+    """Say, for a store whose rows cannot be taken back, which of its steps a killed run had done after its checkpoint; None where there are none.
+
+    :param newest: the newest step in the store.
+    :param step: the checkpoint's, from which the run goes on.
+    """
+    if newest <= step:
+        return None
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')}: went on from step {step}; steps {step + 1} to {newest} are of the attempt before, with its settings"
 
 
 def samples_by_step(rows: list[dict[str, Any]]) -> dict[int, str]:

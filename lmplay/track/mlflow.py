@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .callback import RunInfo, Tracker, past_rows, samples_by_step
+from .callback import RunInfo, Tracker, past_rows, rewound, samples_by_step
 
 _SECONDS = 5.0  # between two requests: each is a transaction
 _MOST = 900  # metrics of a request; MLflow's limit is 1000
@@ -43,6 +43,8 @@ class MlflowTracker(Tracker):
         self._sent: dict[str, int] = {}
         self._waiting: list[Any] = []
         self._last = time.monotonic()
+        if found and (rewind := rewound(self._newest("train/samples"), run.step)):
+            self._client.set_tag(self._run, "lmplay.rewinds", "\n".join(filter(None, [found[0].data.tags.get("lmplay.rewinds"), rewind])))
         for kind, row in past_rows(run):
             self._log(kind, row)
         there = {artifact.path for artifact in self._client.list_artifacts(self._run, "samples")} if run.past.get("samples") else set()

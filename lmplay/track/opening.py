@@ -65,9 +65,9 @@ def _imported(name: str) -> Callback:
     if os.getcwd() not in sys.path:  # the command lmp_trainer does not search it by itself
         sys.path.append(os.getcwd())
     try:
-        made: Any = getattr(importlib.import_module(module), kind)()
+        found: Any = getattr(importlib.import_module(module), kind)
+        if isinstance(found, type) and issubclass(found, Callback):  # anything else is not called: who knows what it does
+            return found()
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"--callback {name}: cannot be made ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
-    if not isinstance(made, Callback):
-        raise UserError(f"--callback {name}: is no lmplay.track.callback.Callback; make it a subclass.")
-    return made
+    raise UserError(f"--callback {name}: is no lmplay.track.callback.Callback; make it a subclass.")

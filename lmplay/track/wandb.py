@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .callback import RunInfo, Tracker, past_rows, samples_by_step
+from .callback import RunInfo, Tracker, past_rows, rewound, samples_by_step
 
 
 class WandbTracker(Tracker):
@@ -29,6 +29,8 @@ class WandbTracker(Tracker):
                                config={"settings": run.settings, "plan": run.plan}, settings=wandb.Settings(silent=True, console="off"))
         # Parts that were synced by hand end at a checkpoint or later; the rest is sent.
         self._sent = run.step if synced else self._run.step - 1
+        if rewind := rewound(self._sent, run.step):
+            self._run.config.update({"rewinds": [*self._run.config.get("rewinds", []), rewind]}, allow_val_change=True)
         self._row: dict[str, Any] = {}
         past = past_rows(run)
         past += [("samples", {"step": step, "text": text}) for step, text in samples_by_step(run.past.get("samples", [])).items()]

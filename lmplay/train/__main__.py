@@ -1,165 +1,22 @@
-"""The command `lmp_trainer`.  It sees flags and plans, never tensors: what is heavy is imported once they are known to be right."""
+"""The command `lmp_trainer`: it hears signals first, then imports the rest."""
 from __future__ import annotations
 
-import json
-import os
 import sys
-import traceback
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..engine.interrupt import Interrupt, Stopped
-from ..errors import LmplayError, Unavailable, UserError, tell
-from ..hub import waiting
-from .flags import parse, write_settings
-
-if TYPE_CHECKING:
-    from ..plan.schema import Plan
-    from ..plan.settings import Settings
-    from ..report.report import Report
+from ..signals import listen
 
 
 def main(argv: list[str] | None = None) -> int:
     """Train, or do what else the flags ask for.
 
     :param argv: arguments; None = those of the process, which then ends with this call.
-    :return: the exit code: 0 plan complete; 130/143 stopped by Ctrl+C or the terminal / SIGTERM; 75 stopped by a limit or SIGUSR2, or something outside
-        has gone away: run it again; 2 bad input; 1 training failed.
+    :return: the exit code, see :func:`lmplay.train.command.run`.
     """
-    arguments = sys.argv[1:] if argv is None else argv
-    try:
-        with Interrupt(until_process_ends=argv is None) as interrupt:
-            settings, dump = parse(arguments)
-            if dump is not None:
-                write_settings(settings, Path(dump))
-                return 0
-            return _run(settings, interrupt, arguments)
-    except Stopped as stop:
-        if not stop.at_work:  # else the report has told it
-            tell("\nlmp_trainer: stopped before training began; nothing has been changed, and the same command goes on.", sys.stderr)
-        return stop.exit_code
-    except UserError as error:
-        for fault in error.faults:
-            tell(f"lmp_trainer: {fault}", sys.stderr)
-        return error.exit_code
-    except LmplayError as error:
-        traceback.print_exc()
-        tell(f"lmp_trainer: {error}", sys.stderr)
-        return error.exit_code
+    if argv is None:
+        listen("lmp_trainer")
+    from .command import run
 
-
-def _run(settings: Settings, interrupt: Interrupt, arguments: list[str]) -> int:
-    """Do what needs no torch; for the rest, import the engine."""
-    if settings.exp == "list":
-        from ..exp import experiments
-
-        _print_table([(row.name, row.description) for row in experiments().values()])
-        return 0
-    if settings.inspect is not None:
-        return _inspect(Path(settings.inspect).expanduser(), settings.json)
-    from ..plan.load import list_plans, load_plan, plan_from_dataset
-
-    if settings.training_plan == "list":
-        _print_table(list_plans())
-        return 0
-    plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
-    _check_names(settings, plan)
-    if settings.time_limit is not None:
-        interrupt.limit(settings.time_limit)
-    return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments])
-
-
-def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str]) -> int:
-    """Describe, save data sets, or train."""
-    from ..device.machine import cores_are_taken
-
-    # Threads that wait for each other spin for a moment: with a core for each that is faster by a tenth to a quarter, but beside other programs
-    # half as fast as with threads that sleep. The variable must be set before torch is loaded.
-    if "OMP_WAIT_POLICY" not in os.environ and cores_are_taken():
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    from ..report.report import Report
-
-    report = Report(command, settings.quiet, settings.verbose, settings.log_json)
-    waiting.say, waiting.stopped = report.say, interrupt.requested
-    try:
-        return _work(settings, plan, interrupt, report)
-    except Unavailable as error:
-        report.unavailable(str(error), interrupt.at_work, settings)
-        return interrupt.exit_code or error.exit_code
-    except Stopped as stop:
-        if stop.at_work:
-            report.stopped_at_once(settings)
-        raise
-    except UserError as error:
-        report.failed("\n".join(f"lmp_trainer: {fault}" for fault in error.faults))
-        raise
-    except Exception:
-        report.failed(traceback.format_exc())
-        raise
-
-
-def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report) -> int:
-    """Do what the flags ask for."""
-    say = partial(tell, stream=sys.stderr)  # standard output is for what a preview prints
-    if settings.save_datasets:
-        from ..data.save import save_sources
-
-        save_sources(plan.sources(), settings.datasets_folder, report.say)
-        return 0
-    if settings.describe:
-        from ..preview.describe import describe
-
-        tell(describe(settings, plan))
-        return 0
-    if settings.check_plan:
-        from ..preview.check_plan import check_plan
-        from ..preview.check_plan_text import to_text
-
-        found = check_plan(settings, plan, say)
-        tell(json.dumps(found, indent=2) if settings.json else to_text(found))
-        return 0
-    if settings.show_samples or settings.show_batch is not None:
-        from ..preview.show import show
-
-        tell(show(settings, plan, say))
-        return 0
-    from ..track.opening import open_callbacks
-
-    callbacks = open_callbacks(settings.track, settings.callback, report.say)
-    from ..engine.loop import train
-    from ..engine.opening import open_run
-
-    run = open_run(settings, plan, report, interrupt, callbacks)
-    if run is None:
-        return 0
-    with run.closing:
-        return train(run)
-
-
-def _inspect(path: Path, as_json: bool) -> int:
-    """Print what a checkpoint holds; one whose checksum is wrong is bad input."""
-    from ..preview.inspect import inspect, to_text
-
-    found = inspect(path)
-    print(json.dumps(found, indent=2) if as_json else to_text(found))
-    return 2 if found["checksum"] == "wrong" else 0
-
-
-def _check_names(settings: Settings, plan: Plan) -> None:
-    """Refuse unknown experiments and tokenizers, which needs their names only."""
-    from ..exp import get_experiment
-    from ..tokenizer import trained_size
-
-    get_experiment(settings.experiment(plan))
-    trained_size(settings.tokenizer or plan.tokenizer or "")
-
-
-def _print_table(rows: list[tuple[str, str]]) -> None:
-    """Print names with a line each."""
-    width = max(len(name) for name, _ in rows)
-    for name, text in rows:
-        print(f"{name:<{width}}  {text}")
+    return run(argv)
 
 
 if __name__ == "__main__":

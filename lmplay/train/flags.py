@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..command_line import Parser
-from ..errors import UserError, nearest
-from ..files import read_json_or_yaml, write_text
+from ..documents import read_json_or_yaml
+from ..errors import MOST_FAULTS, UserError, nearest
+from ..files import write_text
 from ..plan.options import FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
 
@@ -18,10 +19,12 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
     """Read a command line, and the settings file it names; flags may be written with - or _.
 
     :return: the settings, and the file that --dump-config asks for.
-    :raises UserError: when a flag is unknown or its value is not allowed, or flags contradict each other.
+    :raises UserError: when a flag is unknown or its value is not allowed, flags contradict each other, or the file names code and is not trusted.
     """
     typed = {name: value for name, value in vars(_build_parser().read(argv)).items() if value is not None}
-    dump, use = typed.pop("dump_config", None), typed.pop("use_config", None)
+    dump, use, trusted = (typed.pop(name, None) for name in ("dump_config", "use_config", "trust_config"))
+    if trusted and not use:
+        raise UserError("--trust-config: is for --use-config FILE; give that too, or leave it out.")
     for flag in FLAGS:
         if flag.name in typed:
             try:
@@ -29,6 +32,9 @@ def parse(argv: list[str]) -> tuple[Settings, str | None]:
             except ValueError as allowed:
                 raise UserError(f"--{_dashed(flag.name)} {typed[flag.name]}: allowed is {allowed}.") from None
     given = {**(read_settings(Path(use)) if use else {}), **typed}
+    if "callback" in given and "callback" not in typed and not trusted:
+        raise UserError(f"settings file {use}: has the callback {given['callback']}, and code of a file is run only if it is trusted: type --callback "
+                        f"{given['callback']} yourself, or --trust-config, or take it out.")
     either = {"dataset", "training_plan"}
     if either <= given.keys() and not either <= typed.keys():  # one of them stands in the file, and what was typed wins
         if not either & typed.keys():
@@ -52,8 +58,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"settings file {path}: found {type(content).__name__}, allowed is an object of flags, such as {{\"lr\": 0.0003}}.")
     table = {flag.name: flag for flag in FLAGS}
-    faults, settings = [], {}
+    faults: list[str] = []
+    settings: dict[str, Any] = {}
     for key, value in content.items():
+        if len(faults) > MOST_FAULTS:
+            break
         name = str(key).replace("-", "_")
         if name not in table:
             faults.append(f"settings file {path}, key '{key}': there is no such flag.{nearest(name, table)}")
@@ -105,6 +114,7 @@ def _build_parser() -> Parser:
             action = "append" if flag.check is names else "store"
             groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
+    groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that the file of --use-config names as a callback")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
 

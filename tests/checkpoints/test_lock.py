@@ -1,8 +1,10 @@
 """One run at a time writes to a model file."""
+import os
 import socket
 import subprocess
 import sys
 
+import pytest
 from states import MODEL
 
 from lmplay.checkpoints import lock
@@ -32,3 +34,26 @@ def test_a_lock_file_that_is_never_the_same_is_no_endless_wait(tmp_path, monkeyp
     held = Lock(tmp_path / "m.lmp")
     held.take()
     held.release()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "other content", "folder", "pipe"])
+def test_a_lock_file_that_is_none_is_refused_and_left_alone(again, run, tmp_path, kind):
+    place, target = again / f".{MODEL}.lock", tmp_path / "precious"
+    if kind != "dangling link":
+        target.write_text("precious\n")
+    {"link": lambda: place.symlink_to(target), "dangling link": lambda: place.symlink_to(target), "other content": lambda: os.link(target, place),
+     "folder": place.mkdir, "pipe": lambda: os.mkfifo(place)}[kind]()
+    assert f".{MODEL}.lock" in run("--reset-history", code=2)
+    assert target.exists() == (kind != "dangling link")
+    assert kind == "dangling link" or target.read_text() == "precious\n"
+    assert os.path.lexists(place)
+
+
+def test_a_shorter_line_replaces_a_longer_one(tmp_path):
+    place = tmp_path / ".m.lock"
+    place.write_text(f"process 123456789 on {'host' * 20}\n")
+    held = Lock(tmp_path / "m.lmp")
+    held.take()
+    assert place.read_text().strip() == f"process {os.getpid()} on {socket.gethostname()}"
+    held.release()
+    assert not place.exists()

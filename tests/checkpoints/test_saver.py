@@ -5,12 +5,12 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+import warm
 from helpers import ENVIRONMENT, compare_runs, load, trainer
 from states import MODEL, Usage, content, number_of, same_but_kept
 
@@ -167,7 +167,7 @@ def test_a_disk_that_stays_full_ends_the_run(finished, out, tmp_path, monkeypatc
     assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), out)
 
 
-def test_a_stop_after_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
+def test_a_stop_at_a_save_that_failed_is_no_success(finished, out, tmp_path, monkeypatch, run):
     """The disk is full at the end of the first stage, and the request to stop comes before the second has begun."""
     original, begin = rotation.save, loop.StageRunner
 
@@ -249,8 +249,7 @@ def test_kills_in_the_middle_of_saves_lose_nothing(arguments, tmp_path, out):
     dice = random.Random(1)
     killed = 0
     for _ in range(20):
-        process = subprocess.Popen([sys.executable, "-m", "lmplay.train", *arguments, "--out-dir", str(out)], env=ENVIRONMENT, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE)
+        process = warm.Popen(["-m", "lmplay.train", *arguments, "--out-dir", str(out)], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         saves = dice.randint(0, 3)
         while process.poll() is None and saves >= 0 and killed < 6:
             if list(out.glob(f".{MODEL}.lmp.*.tmp")):

@@ -1,5 +1,6 @@
 """What torch compiles is kept for the next run."""
 import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -35,3 +36,29 @@ def test_a_folder_that_cannot_be_used_is_left_alone(tmp_path, monkeypatch, base)
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     compile_cache.keep_compiled()
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_what_is_old_or_too_much_is_removed(tmp_path, monkeypatch):
+    day = 24 * 3600
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile_cache, "_MOST_BYTES", 250)
+    base, now = tmp_path / "lmplay" / "compiled", time.time()
+    ages = {"other-1/ab/old.so": 31, "other-1/ab/read.so": 40, "mine/cd/third.so": 9, "mine/cd/second.so": 5, "mine/first.so": 2, "mine/now.so": 0}
+    for name, days in ages.items():
+        path = base / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(100))
+        os.utime(path, (now - (3 if name.endswith("read.so") else days) * day, now - days * day))
+    (base / "empty").mkdir()
+    os.utime(base / "empty", (now - 2 * day, now - 2 * day))
+    (tmp_path / "lmplay" / "else").write_bytes(bytes(1000))
+    os.utime(tmp_path / "lmplay" / "else", (0, 0))
+    compile_cache.keep_compiled()
+    assert {path.name for path in base.rglob("*.so")} == {"first.so", "now.so"}
+    assert not (base / "empty").exists()
+    assert (tmp_path / "lmplay" / "else").exists()
+    monkeypatch.setattr(compile_cache, "_MOST_BYTES", 0)
+    compile_cache._trim(base)
+    assert {path.name for path in base.rglob("*.so")} == {"now.so"}  # another run may be using it

@@ -4,30 +4,14 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 import torch
-from helpers import TINY, load, sentences, write_plan, write_rows
+from helpers import load, train_two_blocks
 
 from lmplay.device.memory import peak_memory
-from lmplay.train.__main__ import main
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 5)} for i in range(40)])
-    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "batch_size": 6, "epochs": 1}})
-
-
-def train(capsys, out, *arguments, code=0):
-    found = main([*TINY, "--num-blocks", "2", "--training-plan", "plan.json", "--out-dir", out, "--validation-interval", "12", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert found == code, captured.err
-    return captured.out + captured.err
-
-
-def test_the_memory_that_is_needed_there_and_was_taken_is_said(corpus, capsys):
-    text = train(capsys, "out", "--max-steps", 1, code=75)
+def test_the_memory_that_is_needed_there_and_was_taken_is_said(small_corpus, capsys):
+    text = train_two_blocks(capsys, "out", "--max-steps", 1, code=75)
     parameters = sum(value.numel() for name, value in load(Path("out/gpt2ish_model.lmp"))["model"]["state"].items() if name != "head.weight")
     assert f"memory      {parameters * 16 / 2**20:.1f} MiB for weights, gradients and the optimizer's state" in text
     there = int(re.search(r"there are ([0-9]+)\.[0-9]+ GiB", text)[1])
@@ -37,12 +21,12 @@ def test_the_memory_that_is_needed_there_and_was_taken_is_said(corpus, capsys):
     assert 50 << 20 < peak <= there << 31
 
 
-def test_the_peak_is_that_of_all_runs_together(corpus, capsys, monkeypatch):
+def test_the_peak_is_that_of_all_runs_together(small_corpus, capsys, monkeypatch):
     peaks = []
     for peak in (7 << 30, 3 << 30):
         for module in ("record", "save", "telling"):
             monkeypatch.setattr(f"lmplay.engine.{module}.peak_memory", lambda device, peak=peak: peak)
-        assert "peak memory 7.00 GiB" in train(capsys, "out", "--max-steps", 1, code=75)
+        assert "peak memory 7.00 GiB" in train_two_blocks(capsys, "out", "--max-steps", 1, code=75)
         peaks.append(json.loads(Path("out/gpt2ish_model_step_one_train_stats.json").read_text())["clock"]["peak_memory_bytes"])
     assert peaks == [7 << 30, 7 << 30]
 

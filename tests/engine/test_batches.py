@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from ahead import threads
-from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, write_plan, write_rows
+from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, stop_at, write_plan, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 from rows import rows
@@ -20,7 +20,6 @@ from units import CUT, SIZES, Given
 
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter
-from lmplay.engine import stage
 from lmplay.engine.batches import Batches, Grouping, TrainBatch
 from lmplay.plan.curriculum import StageState
 from lmplay.report import report
@@ -53,15 +52,7 @@ def test_a_run_is_the_same_whoever_makes_its_batches(plan, tmp_path, monkeypatch
     assert said[0] == said[1]
     assert compare_runs(tmp_path / "0", tmp_path / "2") == []
 
-    steps, original = iter(range(1, 10_000)), stage.train_step
-
-    def step_and_signal(*arguments, **options):
-        result = original(*arguments, **options)
-        if next(steps) % 12 == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        return result
-
-    monkeypatch.setattr(stage, "train_step", step_and_signal)
+    stop_at(monkeypatch, range(12, 10_000, 12))
     codes = []
     while not codes or codes[-1] == 130:
         codes.append(main(flags(tmp_path / "stopped", plan, (2, 1, 0)[len(codes) % 3])))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TINY, compare_runs, load, sentences, stop_after, train, write_plan, write_rows
+from helpers import TINY, compare_runs, load, sentences, stop_at, train, write_plan, write_rows
 
 from lmplay.train.__main__ import main
 
@@ -17,7 +17,7 @@ def test_a_folder_that_was_moved_is_gone_on_with_to_the_same_bits(texts_folder, 
 
     plan("texts")
     train(capsys, "--validation-interval", 20, "--training-plan", "plan.json", "--out-dir", "untouched")
-    stop_after(monkeypatch, 7)
+    stop_at(monkeypatch, [7])
     train(capsys, "--validation-interval", 20, "--training-plan", "plan.json", "--out-dir", "stopped", code=130)
     shutil.move("texts", "texts elsewhere")
     plan("texts elsewhere")
@@ -32,7 +32,7 @@ def test_a_folder_that_was_moved_is_gone_on_with_to_the_same_bits(texts_folder, 
 @pytest.mark.parametrize("change", ["more", "fewer", "other"])
 def test_data_that_changed_is_refused_and_can_be_accepted(texts_folder, capsys, monkeypatch, change):
     write_plan(texts_folder, {"one": {"dataset": "texts", "epochs": 3, "validation": {"samples": 2}}})
-    stop_after(monkeypatch, 15)
+    stop_at(monkeypatch, [15])
     train(capsys, "--validation-interval", 20, "--training-plan", "plan.json", code=130)
     position = load(Path("out_gpt/gpt2ish_model.lmp"))["curriculum"]["state"]["stages"][0]["position"]
     if change == "other":

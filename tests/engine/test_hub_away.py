@@ -1,10 +1,10 @@
 """Whole runs that read from the hub: it goes away, is waited for, or is not needed."""
 import signal
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+import warm
 from helpers import ENVIRONMENT, TINY, compare_runs, trainer, write_plan, write_rows
 
 
@@ -63,8 +63,8 @@ def test_a_run_ends_when_the_hub_stays_away_and_goes_on_as_if_nothing_had_been(s
 @pytest.mark.slow
 def test_ctrl_c_is_heard_while_the_hub_is_waited_for(server, run, tmp_path):
     server.fault("train-", status=429, headers={"Retry-After": "500"}, times=None, after=14)
-    process = run(tmp_path / "out", run=lambda *arguments, env: subprocess.Popen(
-        [sys.executable, "-m", "lmplay.train", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **env}))
+    process = run(tmp_path / "out", run=lambda *arguments, env: warm.Popen(
+        ["-m", "lmplay.train", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **env}))
     said = []
     for line in process.stdout:
         said.append(line)

@@ -169,3 +169,19 @@ def test_a_run_that_is_deep_in_a_library_is_ended_by_force(at_work):
         assert "by force" in run.stderr.read()
     finally:
         run.kill()
+
+
+def test_a_request_that_comes_where_python_ignores_exceptions_is_not_lost(capsys):
+    class Closing:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+    def wait():
+        Closing()
+        time.sleep(10)
+
+    with pytest.raises(Stopped) as stopped, Interrupt():
+        wait()
+    assert stopped.value.exit_code == 130
+    assert "ignored" not in capsys.readouterr().err

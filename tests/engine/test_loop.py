@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, trainer, write_plan, write_rows
+import warm
+from helpers import ENVIRONMENT, TINY, compare_runs, load, sentences, stop_at, trainer, write_plan, write_rows
 
 from lmplay.train.__main__ import main
 
@@ -87,8 +88,7 @@ def test_a_run_that_is_stopped_and_gone_on_with_ends_as_one_that_was_not(untouch
     dice = random.Random(number)
     stops = []
     for _ in range(30):
-        run = subprocess.Popen([sys.executable, "-m", "lmplay.train", *flags(tmp_path, curriculum)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=ENVIRONMENT)
+        run = warm.Popen(["-m", "lmplay.train", *flags(tmp_path, curriculum)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         for line in run.stdout:
             if line.startswith("== stage"):
                 break
@@ -132,21 +132,8 @@ def one_thread():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_stop_after_every_few_steps_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys):
-    import os
-
-    from lmplay.engine import stage
-
-    steps = iter(range(1, 10_000))
-    original = stage.train_step
-
-    def step_and_signal(*arguments, **options):
-        result = original(*arguments, **options)
-        if next(steps) % 4 == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        return result
-
-    monkeypatch.setattr(stage, "train_step", step_and_signal)
+def test_a_stop_at_every_few_steps_changes_nothing(untouched, curriculum, tmp_path, monkeypatch, capsys):
+    stop_at(monkeypatch, range(4, 10_000, 4))
     codes = []
     while not codes or codes[-1] != 0:
         codes.append(main(flags(tmp_path, curriculum)))

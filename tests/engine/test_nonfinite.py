@@ -1,17 +1,15 @@
 """Losses and gradients that are not finite: the run stops before the update, or the batch is skipped."""
 import json
 import math
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import TINY, compare_runs, load, train, write_plan
+from helpers import TINY, compare_runs, load, stop_at, train, write_plan
 from two_sources import FILE, make_plan, train_on_two
 
 from lmplay.device.runtime import Runtime
-from lmplay.engine import nonfinite, stage
+from lmplay.engine import nonfinite
 from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.train.__main__ import main
 
@@ -131,15 +129,7 @@ def test_a_run_that_skips_batches_goes_on_as_if_it_had_not_been_stopped(capsys, 
     make_plan([3, 4, 12, *range(20, 30)], epochs=2)  # the last batches too
     arguments = ["--on-nonfinite", "skip", "--dropout", 0.1]
     train_on_two(capsys, "--out-dir", "untouched", *arguments)
-    original, steps = stage.train_step, iter(range(1, 1000))
-
-    def step_and_signal(*positional, **options):
-        result = original(*positional, **options)
-        if next(steps) % every == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        return result
-
-    monkeypatch.setattr(stage, "train_step", step_and_signal)
+    stop_at(monkeypatch, range(every, 1000, every))
     codes = []
     while not codes or codes[-1] != 0:
         codes.append(main([*TINY, "--mini-batch-size", "2", "--training-plan", "plan.json", "--out-dir", "stopped", *map(str, arguments)]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from helpers import ENVIRONMENT, TINY, compare_runs, differences, load, sentences, write_plan, write_rows
 
 from lmplay.data.sources import Stream, StreamedSource
@@ -109,8 +110,7 @@ def log_of(out: Path) -> Path:
 def start(out: Path, plan: Path, *more: str) -> subprocess.Popen:
     program = "import sys, test_resume; test_resume.patched(); sys.exit(test_resume.main(sys.argv[1:]))"
     environment = {**ENVIRONMENT, "SAMPLES_LOG": str(log_of(out)), "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    return subprocess.Popen([sys.executable, "-c", program, *command(out, plan), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env=environment)
+    return warm.Popen(["-c", program, *command(out, plan), *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def steps_in(log: Path) -> int:

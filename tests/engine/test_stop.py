@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ENVIRONMENT, TINY, load, total, train_plan
+from helpers import ENVIRONMENT, TINY, load, stop_at, total, train_plan
 
 from lmplay.engine import loop
 
@@ -24,6 +24,12 @@ def test_a_number_of_steps_and_a_number_of_samples(two_stages, capsys):
     before = total()
     train_plan(capsys, "--max-samples-this-run", 12, code=75)
     assert before + 12 <= total() <= before + 12 + 5
+
+
+def test_ctrl_c_in_the_last_step_of_a_limit_is_ctrl_c(two_stages, capsys, monkeypatch):
+    stop_at(monkeypatch, [3])
+    assert "stopped (Ctrl+C)" in train_plan(capsys, "--max-steps", 3, code=130)
+    assert total("total_train_steps") == 3
 
 
 def test_a_stop_between_two_stages_is_told_as_any_other(two_stages, capsys, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TINY, compare_runs, differences, load, sentences, write_plan, write_rows
+from helpers import compare_runs, differences, load, train_two_blocks
 from steps import step_on
 
 from lmplay.data.collate import collate
@@ -143,25 +143,11 @@ def test_compiled_code_that_computes_again_trains_alike(dropout, changed):
     torch.testing.assert_close(again["gradients"], plain["gradients"], rtol=1e-3, atol=1e-6)
 
 
-@pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 5)} for i in range(40)])
-    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "batch_size": 6, "epochs": 1}})
-
-
-def train(capsys, out, *arguments, code=0):
-    found = main([*TINY, "--num-blocks", "2", "--training-plan", "plan.json", "--out-dir", out, "--validation-interval", "12", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert found == code, captured.err
-    return captured.out + captured.err
-
-
-def test_a_run_that_computes_again_is_the_same_run_and_goes_on_exactly(corpus, capsys):
-    train(capsys, "plain")
-    train(capsys, "again", "--activation-checkpointing", "on")
-    train(capsys, "stopped", "--activation-checkpointing", "on", "--max-steps", 3, code=75)
-    text = train(capsys, "stopped", "--activation-checkpointing", "2")
+def test_a_run_that_computes_again_is_the_same_run_and_goes_on_exactly(small_corpus, capsys):
+    train_two_blocks(capsys, "plain")
+    train_two_blocks(capsys, "again", "--activation-checkpointing", "on")
+    train_two_blocks(capsys, "stopped", "--activation-checkpointing", "on", "--max-steps", 3, code=75)
+    text = train_two_blocks(capsys, "stopped", "--activation-checkpointing", "2")
     assert "--activation-checkpointing 1 -> 2 (bits may differ)" in text
     assert compare_runs(Path("plain"), Path("again")) == []
     state = [load(Path(out) / "gpt2ish_model.lmp")["model"]["state"] for out in ("plain", "stopped")]
@@ -176,23 +162,23 @@ def test_a_run_that_computes_again_is_the_same_run_and_goes_on_exactly(corpus, c
     (["--activation-checkpointing", "-1"], ["off, on, or a whole number from 0"]),
     (["--activation-checkpointing", "of"], ["off, on, or a whole number from 0"]),
 ])
-def test_what_cannot_be_is_refused(corpus, capsys, arguments, words):
-    text = train(capsys, "out", *arguments, code=2)
+def test_what_cannot_be_is_refused(small_corpus, capsys, arguments, words):
+    text = train_two_blocks(capsys, "out", *arguments, code=2)
     assert all(word in text for word in words), text
     assert len(text.splitlines()) == 1
     assert not Path("out").exists()
 
 
-def test_a_model_without_blocks_is_refused_before_anything_is_written(corpus, capsys, monkeypatch):
+def test_a_model_without_blocks_is_refused_before_anything_is_written(small_corpus, capsys, monkeypatch):
     from lmplay.exp.gpt2ish import GPT2ish
 
     monkeypatch.setattr(GPT2ish, "blocks", (), raising=False)
     monkeypatch.setattr(GPT2ish, "__setattr__", lambda self, name, value: torch.nn.Module.__setattr__(self, "layers" if name == "blocks" else name, value))
-    assert "GPT2ish has no `blocks`" in train(capsys, "out", "--activation-checkpointing", "on", code=2)
+    assert "GPT2ish has no `blocks`" in train_two_blocks(capsys, "out", "--activation-checkpointing", "on", code=2)
     assert not Path("out").exists()
 
 
-def test_words_and_numbers_in_settings_files(corpus, capsys):
+def test_words_and_numbers_in_settings_files(small_corpus, capsys):
     for written, read in (("off", 0), ("on", 1), ("3", 3), ("true", 1)):
         Path("c.yaml").write_text(f"activation_checkpointing: {written}\n")
         assert main(["--use-config", "c.yaml", "--dump-config", "d.json"]) == 0

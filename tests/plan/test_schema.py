@@ -48,7 +48,7 @@ PLANS = st.builds(
     lambda special, names, bodies: {**special, **dict(zip(names, bodies, strict=False))},
     _sometimes(**{
         "$description": st.text(), "$schema": st.text(), "$tokenizer": WORDS, "$defaults": OPTIONS,
-        "$model": _sometimes(exp=WORDS, num_blocks=COUNTS, dropout=st.floats(0, 0.9), settings=st.just({"deep": {"none": None}})),
+        "$model": _sometimes(exp=WORDS, num_blocks=st.integers(1, 10_000), dropout=st.floats(0, 0.9), settings=st.just({"deep": {"none": None}})),
     }),
     NAMES, st.lists(STAGES, min_size=3, max_size=3))
 

@@ -1,6 +1,8 @@
 """`--describe`: the model that a run would train."""
+import os
+
 import pytest
-from helpers import sentences, write_plan, write_rows
+from helpers import sentences, train_plan, write_plan, write_rows
 
 from lmplay.data import stage
 from lmplay.plan.names import OPTIMIZERS, Member, OptimizerRow
@@ -74,3 +76,13 @@ def test_the_model_is_that_which_a_run_would_go_on_with(arguments, capsys):
     assert where() != f"{file}.lmp"
     assert main([*arguments, "--optimizer", "adamw", "--describe"]) == 2
     assert "--optimizer adamw is given" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_described_by_the_state_before(two_stages, capsys):
+    train_plan(capsys, "--save-interval", 10, "--max-steps", 8, "--optimizer", "sgd", code=75)
+    os.truncate("out_gpt/gpt2ish_model.lmp", 1000)
+    text = train_plan(capsys, "--describe")
+    assert "as in out_gpt/gpt2ish_model.prev-1.lmp" in text
+    assert "state of sgd" in text
+    assert "was trained with --optimizer sgd" in train_plan(capsys, "--describe", "--optimizer", "adam", code=2)
+    assert "state of adam" in train_plan(capsys, "--describe", "--optimizer", "adam", "--ignore-optimizer")

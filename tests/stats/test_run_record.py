@@ -12,7 +12,7 @@ NO_FLOORS = {"floor_nats_per_token": None, "floor_bits_per_byte": None}
 
 def begun(seconds=3.0):
     """A record of a run in its second stage, saved and resumed."""
-    record = RunRecord(seconds=seconds)
+    record = RunRecord("m", seconds=seconds)
     record.begin_stage("one", {"floor_nats_per_token": 0.5, "floor_bits_per_byte": 0.2})
     fill(record.stats)
     record.stage_stats["one"] = ModelStats()
@@ -28,7 +28,7 @@ def begun(seconds=3.0):
 
 
 def copy_of(record, **changes):
-    restored, state = RunRecord(), json.loads(json.dumps(record.state()))
+    restored, state = RunRecord(record.model), json.loads(json.dumps(record.state()))
     state["clock"] = {key: value for key, value in {**state["clock"], **changes}.items() if value != "gone"}
     restored.restore(state)
     return restored
@@ -79,7 +79,7 @@ def test_the_files_of_a_stage_have_the_marks_within_it(tmp_path):
     record.reach()
     record.note_save()
     record.stages[1]["from_samples"] = 45  # the mark of the first save is before it
-    record.write(tmp_path, "m", "e")
+    record.write(tmp_path, "e")
     whole, stage = (json.loads((tmp_path / f"{name}_train_stats.json").read_text()) for name in ("m", "m_step_two"))
     assert [mark["samples"] for mark in whole["clock"]["saves"]] == [40, 50]
     assert [mark["samples"] for mark in stage["clock"]["saves"]] == [50]

@@ -40,6 +40,8 @@ def test_mlflow_holds_every_step_once(tmp_path, monkeypatch):
             assert found == expected(name, every)
     assert run.data.params["lr"] == "0.1"
     assert run.info.status == "FINISHED"
+    [rewind] = run.data.tags["lmplay.rewinds"].splitlines()  # killed at 20, and gone on from 12; a stop is none
+    assert "went on from step 12; steps 13 to 20 are of the attempt before" in rewind
     assert {artifact.path for artifact in client.list_artifacts(run.info.run_id)} == {"plan.json", "quickstart.png", "samples"}
     texts = {artifact.path for artifact in client.list_artifacts(run.info.run_id, "samples")}
     assert texts == {f"samples/step_{step:09}.txt" for step in range(5, 31, 5)}

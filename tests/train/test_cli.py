@@ -184,3 +184,44 @@ def test_describe_says_how_large_it_is(capsys, tmp_path):
         assert f"{count:,}" in out
     assert "13 mini-batches" in out
     assert not list(tmp_path.iterdir())
+
+
+MODULE = """
+from pathlib import Path
+from lmplay.track.callback import Callback
+Path("ran").write_text("")
+
+class Alarm(Callback):
+    pass
+
+def alarm():
+    Path("called").write_text("")
+"""
+
+
+def test_code_that_a_settings_file_names_runs_only_if_it_is_trusted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alarm_of_a_file.py").write_text(MODULE)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for _ in range(9)])
+    (tmp_path / "c.json").write_text('{"callback": "alarm_of_a_file:Alarm"}')
+    use = [*TINY, "--dataset", "rows.jsonl", "--max-steps", 1, "--use-config", "c.json"]
+    code, _, err = run(capsys, *use)
+    assert code == 2
+    assert "--trust-config" in err
+    assert not (tmp_path / "ran").exists()
+    assert run(capsys, *use, "--trust-config")[0] == 75
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "c.json").write_text('{"callback": "os:abort"}')
+    assert run(capsys, *use, "--callback", "alarm_of_a_file:Alarm", "--reset-history")[0] == 75  # what is typed wins
+    assert run(capsys, *TINY, "--trust-config")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["os:abort", "alarm_of_a_file:alarm", "alarm_of_a_file:Path", "os:path"])
+def test_what_is_no_class_of_a_callback_is_not_called(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alarm_of_a_file.py").write_text(MODULE)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for _ in range(9)])
+    code, _, err = run(capsys, *TINY, "--dataset", "rows.jsonl", "--callback", name)
+    assert code == 2
+    assert f"--callback {name}: is no lmplay" in err
+    assert not (tmp_path / "called").exists()

@@ -21,6 +21,7 @@ class SourceSpec(Protocol):
     streaming: bool | None
     encoding_errors: Literal["replace", "refuse"] | None
     on_bad_row: Literal["skip", "stop"] | None
+    columns: Any  # role to field, or None
 
 
 class Row(dict[str, Any]):
@@ -48,12 +49,15 @@ class Source:
 
     `name` is short, for statistics and messages. `columns` are the names of a row's fields, None where they are not known before reading.
     `fingerprint` is a small plain value that differs when the rows, or their order, differ. `has_nats`: rows say in `nats` how likely their text is.
+    `rows_differ`: a row may have fields that are not among `columns`. `notes` are lines for the user: which files are read, which are left out and why.
     """
 
     name: str
     columns: tuple[str, ...] | None
     fingerprint: dict[str, Any]
     has_nats = False
+    rows_differ = False
+    notes: tuple[str, ...] = ()
 
     def location(self, index: int) -> str:
         """Say where a row is, for a message: "a.jsonl, line 7".

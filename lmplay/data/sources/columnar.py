@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from zlib import crc32
 
 from ...errors import UserError
 from ...hub import first_line
@@ -90,14 +91,18 @@ class ArrowTable(Table):
         return Row(row, total)
 
 
-def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_bytes: bool = False) -> ArrowTable:
+def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_bytes: bool = False,
+                 choose: Callable[[list[str]], list[str]] = list) -> ArrowTable:
     """Open a Parquet file, whose rows cannot be read one by one, by way of an Arrow file made from it once.
+
+    Only the columns that are chosen are read and kept: a file may be large for its other columns.
 
     :param path: the file.
     :param label: what the user calls it.
     :param folder: the data sets folder; `converted/` in it keeps the Arrow file.
     :param spans: checks that it does not change.
     :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
+    :param choose: chooses among the names of its columns.
     :return: its rows.
     :raises UserError: when it is damaged or there is no room.
     """
@@ -105,12 +110,16 @@ def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_byte
     from pyarrow import parquet
 
     def convert(file: IO[bytes]) -> None:
-        with parquet.ParquetFile(path) as table, pyarrow.ipc.new_file(file, table.schema_arrow) as arrow:
-            for batch in table.iter_batches(_BATCH_ROWS):
-                arrow.write_batch(batch)
+        with parquet.ParquetFile(path) as table, pyarrow.ipc.new_file(file, pyarrow.schema([schema.field(name) for name in chosen])) as arrow:
+            for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
+                arrow.write_batch(batch.select(chosen))
 
     try:
-        made = made_once(path, folder / "converted", f"{path.stem}.arrow", convert, spans.index)
+        schema = parquet.read_schema(path)
+        chosen = choose(schema.names)
+        columns = None if chosen == schema.names else chosen
+        part = "" if columns is None else f"{crc32(repr(columns).encode()):08x}-"
+        made = made_once(path, folder / "converted", f"{part}{path.stem}.arrow", convert, spans.index)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(label, "Parquet", error) from None
     return ArrowTable(made, label, spans, refuse_bytes)

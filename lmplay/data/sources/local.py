@@ -4,14 +4,17 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, printable
 from ...plan.catalog import PACKED_SUFFIXES
+from ..roles import needed_columns
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
+from .contents import PACKED, head_of, kind_of, seems_json
 from .index import Index
 from .registry import Opener
 from .selection import Selection, format_of, select
@@ -44,7 +47,8 @@ class LocalSource(IndexedSource):
         self.n_rows = self._starts[-1]
         self.fingerprint = {**fingerprint, "rows": self.n_rows}
         seen = self._columns_seen(strict)
-        self.columns = _union(table.columns if table.columns is not None else () for table in tables) or seen
+        self.columns = _union((*(table.columns or () for table in tables), seen))
+        self.rows_differ = any(table.columns is None for table in tables)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`IndexedSource`."""
@@ -94,25 +98,32 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     if selection is None:
         return None
     spans = Spans(Index(folder))
-    tables = [_open_table(file, spans, folder, spec.encoding_errors == "refuse") for file in selection.files]
+    tables = [_open_table(file, spans, folder, spec) for file in selection.files]
     if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    return LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index), spec.on_bad_row == "stop")
+    source = LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index), spec.on_bad_row == "stop")
+    source.notes = (*selection.notes, *_seeming(selection, tables))
+    return source
 
 
-def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> Table:
+def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Table:
     """Open one file, unpacked or converted first where needed."""
-    label = printable(str(file))
-    path = unpack(file, folder, spans.index) if file.suffix.lower() in PACKED_SUFFIXES else file
-    kind = format_of(path)
+    label, path, refuse_bytes = printable(str(file)), file, spec.encoding_errors == "refuse"
+    named = format_of(file)
+    kind = kind_of(head_of(path), label, named)
+    if kind in PACKED:
+        path = unpack(file, kind, folder, spans.index)
+        kind = kind_of(head_of(path), label, named)
+    if kind in PACKED:
+        raise UserError(f"{label}: is packed twice; unpack it once.")
     if kind == "parquet":
-        return open_parquet(path, label, folder, spans, refuse_bytes)
+        return open_parquet(path, label, folder, spans, refuse_bytes, partial(needed_columns, roles=spec.columns))
     if kind == "arrow":
         return ArrowTable(path, label, spans, refuse_bytes)
     if refuse_bytes:
         refuse_other_encodings(path, label, spans.index)
     if kind == "json":
-        return open_json(path, label, spans)
+        return open_json(path, label, spans, lines=named == "jsonl")
     if kind == "jsonl":
         return JsonLines(path, label, spans)
     if kind in ("csv", "tsv"):
@@ -120,13 +131,20 @@ def _open_table(file: Path, spans: Spans, folder: Path, refuse_bytes: bool) -> T
     return TextTable(path, label, spans)
 
 
+def _seeming(selection: Selection, tables: list[Table]) -> list[str]:
+    """Name the files that are read as plain text and seem to be something else."""
+    texts = [file for file, table in zip(selection.files, tables, strict=True) if isinstance(table, TextTable)][:_LOOKED_AT]
+    return [f"{printable(file.name)} seems to hold JSON, and is read as plain text; end its name in .jsonl or .json to read its fields"
+            for file in texts if file.suffix.lower() not in PACKED_SUFFIXES and seems_json(head_of(file))][:1]
+
+
 def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dict[str, Any]:
     """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
     found = zip(selection.files, selection.names, tables, strict=True)
     parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
     digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
-    kind = format_of(selection.files[0])
-    cut = {"block": BLOCK} if kind == "text" else {}
+    kinds = sorted({str(format_of(file)) for file in selection.files})
+    kind, cut = " + ".join(kinds), {"block": BLOCK} if "text" in kinds else {}
     return {"kind": "local", "format": kind, "digest": digest, "files": len(parts), "listed": parts if len(parts) <= MOST_LISTED else [], **cut}
 
 

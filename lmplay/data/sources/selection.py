@@ -9,16 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
+from ...files import NotAFile, check_is_file
 from ...paths import glob_files, glob_root, walk_files
 from ...plan.catalog import FORMATS, PACKED_SUFFIXES
+from ...words import counted
 from .base import VALIDATION_NAMES
+from .contents import head_of, kind_of
 
 _UNPACKABLE = ("text", "jsonl", "json", "csv", "tsv")
 READABLE = f"{', '.join(FORMATS)}, and {' and '.join(PACKED_SUFFIXES)} of the text ones"
 # Beside the data in a clone of a data set, and not part of it.
 _NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-# The words are those of the hub. A space may not follow: a book may be called "train dreams.txt".
-_SPLIT = re.compile(rf"(?:(?P<train>train|training)|(?P<validation>{'|'.join(VALIDATION_NAMES)})|(?P<test>test|testing|eval|evaluation))(?=[-._0-9]|$)")
+# About the data where tables are beside them; in a folder of texts alone they are texts as others.
+_ABOUT = re.compile(r"(?:readme|licen[cs]e|copying|notice|authors|changelog|citation|contributing|dataset[-_]?card|requirements)(?![a-z])", re.IGNORECASE)
+# A part of a split: its number, the number of parts, and the digest that the hub's library once wrote behind them.
+_PART = r"[-_]?[0-9]+(?:[-_]of[-_][0-9]+)?(?:-[0-9a-f]{16})?"
+# The words are those of the hub. Only a whole word counts: a book may be called "train dreams", and a diary "dev-diary".
+_SPLIT = re.compile(rf"(?:(?P<train>train|training)|(?P<validation>{'|'.join(VALIDATION_NAMES)})|(?P<test>test|testing|eval|evaluation))(?:{_PART})?",
+                    re.IGNORECASE)
+_NUMBERED = re.compile(rf"{_PART}$")
+# Files that are named in a line for the user; the others are counted.
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -26,11 +37,13 @@ class Selection:
     """The files of one source, in reading order.
 
     `names` are the files' paths below what was asked for, and `title` is what the source is called: both as they can be printed.
+    `notes` say which files of a folder or glob these are, and which are left out and why.
     """
 
     title: str
     files: tuple[Path, ...]
     names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def format_of(path: PurePath) -> str | None:
@@ -53,13 +66,15 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     :raises UserError: when nothing is there or nothing is readable, or when it is not clear what is to be read.
     """
     found = Path(path).expanduser()
+    if not found.is_dir():
+        _check_file(path, found)
     if found.is_file():
         if wanted:
             raise UserError(f"source {path}: 'split' chooses among the files of a folder, and this is one file; leave it out.")
-        if not format_of(found):
+        if not format_of(found) and kind_of(head_of(found), printable(str(found)), None) == "text":
             raise UserError(f"source {path}: '{found.suffix}' files are not read; what is read is {READABLE}.")
         return Selection(printable(found.name), (found,), (printable(found.name),)) if split == "train" else None
-    root, files = _list_files(path, found)
+    root, files, left_out = _list_files(path, found)
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(_split_of(file.relative_to(root)), []).append(file)
@@ -68,14 +83,19 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     chosen = _choose(path, splits, wanted, split)
     if chosen is None:
         return None
-    files = _of_one_format(path, root, splits[chosen])
+    files = _without_doubles(path, root, splits[chosen], left_out)
+    own = None if split == "validation" else _choose(path, splits, wanted, "validation")
+    for name in sorted(splits.keys() - {chosen, own}) if split == "train" else ():
+        left_out[f"the {name} split" if name else f"in no split, beside {chosen} files"] = splits[name]
     title = found.resolve().name if found.is_dir() else found.relative_to(root.parent).as_posix()
     title += f" {chosen}" if chosen not in ("", "train") else ""
-    return Selection(printable(title), tuple(files), tuple(printable(file.relative_to(root).as_posix()) for file in files))
+    notes = [f"{counted(len(files), 'file')}: {_some(files, root)}"]
+    notes += [f"left out, {reason}: {_some(unread, root)}" for reason, unread in left_out.items() if unread and split == "train"]
+    return Selection(printable(title), tuple(files), tuple(printable(file.relative_to(root).as_posix()) for file in files), tuple(map(printable, notes)))
 
 
-def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
-    """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too."""
+def _list_files(path: str, found: Path) -> tuple[Path, list[Path], dict[str, list[Path]]]:
+    """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too, and the other files by the reason to leave them out."""
     if found.is_dir():
         root = found
         files = list(walk_files(root))
@@ -84,10 +104,27 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[Path]]:
         files = _once(glob_files(str(found)))
     else:
         raise _missing(path, found)
-    readable = sorted(file for file in files if format_of(file) and file.name not in _NOT_DATA)
+    readable: list[Path] = []
+    left_out: dict[str, list[Path]] = {}
+    for file in sorted(files):
+        if file.name in _NOT_DATA:
+            left_out.setdefault("about the data", []).append(file)
+        elif format_of(file):
+            _check_file(path, file)
+            readable.append(file)
+        else:
+            left_out.setdefault("of kinds that are not read", []).append(file)
     if not readable:
         raise UserError(f"source {path}: nothing there can be read ({len(files)} files found); what is read is {READABLE}.")
-    return root, readable
+    return root, readable, left_out
+
+
+def _check_file(path: str, file: Path) -> None:
+    """Refuse a named pipe, a socket or a device: reading one may never end."""
+    try:
+        check_is_file(file)
+    except NotAFile as error:
+        raise UserError(f"source {path}: {file}: {error.strerror}; copy what it gives into a file, or leave it out.") from None
 
 
 def _once(files: Iterable[Path]) -> list[Path]:
@@ -99,9 +136,9 @@ def _once(files: Iterable[Path]) -> list[Path]:
 
 
 def _split_of(path: PurePath) -> str:
-    """Tell the split that a file's folder or name begins with, "" for none."""
-    for part in path.parts:
-        found = _SPLIT.match(part)
+    """Tell the split that a file is of, "" for none: a folder has its name, or a part of the file's name between dots is one, with or without a number."""
+    for part in (*path.parts[:-1], *path.name.split(".")):
+        found = _SPLIT.fullmatch(part)
         if found and found.lastgroup:
             return found.lastgroup
     return ""
@@ -125,21 +162,34 @@ def _choose(path: str, splits: dict[str, list[Path]], wanted: str | None, split:
     return train if split == "train" else own
 
 
-def _of_one_format(path: str, root: Path, files: list[Path]) -> list[Path]:
-    """Leave out notes beside tables, and refuse what is most likely the same rows twice."""
+def _without_doubles(path: str, root: Path, files: list[Path], left_out: dict[str, list[Path]]) -> list[Path]:
+    """Leave out what is about the data, and refuse what is most likely the same rows twice: one name in several formats, or packed and unpacked."""
     tables = [file for file in files if format_of(file) != "text"]
-    files = tables or files
-    first = sorted({format_of(file): file for file in reversed(files)}.values())
-    if len(first) > 1:
+    if tables and len(tables) < len(files):
+        about = [file for file in files if format_of(file) == "text" and _ABOUT.match(file.name)]
+        left_out.setdefault("about the data", []).extend(about)
+        files = sorted({*files} - {*about})
+    by_name: dict[str, dict[str | None, Path]] = {}
+    for file in files:
+        stem = file.name.removesuffix(_ending(file))
+        by_name.setdefault(_NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(file), file)
+    first = next((list(found.values()) for found in by_name.values() if len(found) > 1), [])
+    if first:
         names = " and ".join(file.name for file in first)
         globs = " or ".join(f"'{root / '**' / ('*' + _ending(file))}'" for file in first)
-        raise UserError(f"source {path}: holds tables of several formats ({names}), perhaps the same rows twice; choose one with a glob: {globs}.")
+        raise UserError(f"source {path}: holds one name in several formats ({names}), perhaps the same rows twice; choose one with a glob: {globs}.")
     unpacked: dict[Path, Path] = {}
     for file in files:
         twin = unpacked.setdefault(file.with_suffix("") if _is_packed(file) else file, file)
         if twin is not file:
             raise UserError(f"source {path}: holds both {twin.name} and {file.name}, the same rows twice; remove one, or choose with a glob.")
     return files
+
+
+def _some(files: list[Path], root: Path) -> str:
+    """Name the first files, and the last where there are many."""
+    names = [file.relative_to(root).as_posix() for file in (files if len(files) <= _NAMED else [*files[:_NAMED - 1], files[-1]])]
+    return ", ".join(names) if len(files) <= _NAMED else f"{', '.join(names[:-1])}, … {names[-1]} ({len(files):,})"
 
 
 def _is_packed(path: PurePath) -> bool:

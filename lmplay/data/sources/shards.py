@@ -5,7 +5,6 @@ The library's own streams read again what comes before a position in the same fi
 from __future__ import annotations
 
 import io
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...hub import first_line
-from .base import BadRow, Row, Stream, StreamedSource
+from .base import Row, Stream, StreamedSource
+from .json_values import as_row
 from .remote import RemoteFile
 from .spans import decoded
 
@@ -118,13 +118,7 @@ class _LinesStream(_ShardStream):
             text = text.lstrip("\ufeff").strip()
             if not text:
                 continue
-            location = f"{file.label}, line {number}"
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise BadRow("not valid JSON", location, f"not valid JSON ({error}).") from None
-            if not isinstance(row, dict):
-                raise BadRow("no JSON object", location, f"holds {type(row).__name__}, not an object.")
+            row = as_row(text, lambda number=number: f"{file.label}, line {number}")  # type: ignore[misc]
             yield Row(row, replaced) if replaced else row
 
 
@@ -147,6 +141,7 @@ class ShardedSource(StreamedSource):
         self.name, self._form, self._files = name, form, files
         self.fingerprint = {**fingerprint, "files": len(files)}
         self.columns = tuple(parquet_schema(files[0]).names) if form == "parquet" else _first_keys(files)
+        self.rows_differ = form == "lines"
         self.n_rows = n_rows if n_rows is not None or form != "parquet" else _count_rows(files)
 
     def open(self, state: Any = None) -> Stream:

@@ -5,7 +5,6 @@ import codecs
 import gzip
 import hashlib
 import os
-import shutil
 import threading
 import zlib
 from collections import OrderedDict
@@ -15,6 +14,7 @@ from typing import IO, Any
 
 from ...errors import UserError
 from ...files import make_folder, write_atomic
+from ...plan.catalog import PACKED_SUFFIXES
 from .index import Index
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -24,6 +24,8 @@ _WHOLE = 1 << 26
 _STRETCHES, _STRETCH = 64, 1 << 16
 # Bytes read at a time in the search for what is not UTF-8.
 _LOOK = 1 << 24
+# Bytes that are unpacked at a time.
+_BLOCK = 1 << 20
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
 
@@ -243,28 +245,36 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
     return made
 
 
-def unpack(path: Path, folder: Path, index: Index | None = None) -> Path:
-    """Unpack a .gz or .zst file, of any number of members or frames.
+def unpack(path: Path, kind: str, folder: Path, index: Index | None = None) -> Path:
+    """Unpack a packed file, of any number of members or frames.
 
     :param path: the packed file.
+    :param kind: "gzip" or "zstd".
     :param folder: the data sets folder; `unpacked/` in it keeps the result.
     :param index: keeps the digests of packed files.
     :return: the unpacked file, whose name ends as the packed one's did before .gz or .zst.
     :raises UserError: when it is damaged or there is no room.
     """
     def write(file: IO[bytes]) -> None:
-        with _open_packed(path) as packed:
-            shutil.copyfileobj(packed, file, 1 << 20)
+        with _open_packed(path, kind) as packed:
+            while True:
+                try:
+                    block = packed.read(_BLOCK)
+                except (OSError, EOFError, zlib.error, ValueError) as error:
+                    raise UserError(f"{path}: cannot be unpacked: it is damaged or cut off ({error}); fetch it again.") from None
+                if not block:
+                    return
+                file.write(block)
 
     try:
-        return made_once(path, folder / "unpacked", path.stem, write, index)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be unpacked ({getattr(error, 'strerror', None) or error}); is it whole, and is there room in {folder}?") from None
+        return made_once(path, folder / "unpacked", path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name, write, index)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be unpacked into {folder} ({error.strerror or error}); is there room?") from None
 
 
-def _open_packed(path: Path) -> Any:
+def _open_packed(path: Path, kind: str) -> Any:
     """Open a packed file for reading what it holds."""
-    if path.suffix.lower() == ".gz":
+    if kind == "gzip":
         return gzip.open(path)
     import pyarrow
 

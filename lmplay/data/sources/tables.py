@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from .base import BadRow, Row, Table
+from .contents import head_of, separator_of
+from .json_values import NotRead, as_row, no_object, parse, parse_all
 from .spans import Spans, decoded, line_number, text_start, unreadable
 
 if TYPE_CHECKING:
@@ -55,13 +57,7 @@ class JsonLines(Table):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
         text, replaced = decoded(self._spans.read(self._path, int(self._starts[index]), int(self._starts[index + 1])))
-        try:
-            value = json.loads(text.lstrip("\ufeff"))  # files that begin with a mark may have been joined
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise BadRow("not valid JSON", self.location(index), f"not valid JSON ({reason}); each line must be one whole JSON object: mend or delete it.") \
-                from None
-        row = as_row(value, self.location, index)
+        row = as_row(text.lstrip("\ufeff"), lambda: self.location(index))  # files that begin with a mark may have been joined
         return Row(row, replaced) if replaced else row
 
     def location(self, index: int) -> str:
@@ -73,7 +69,7 @@ class JsonLines(Table):
 
 
 class JsonArray(Table):
-    """The objects of one array, held in memory."""
+    """The values of one array, held in memory: objects, and strings, which are texts."""
 
     columns = None
 
@@ -90,7 +86,10 @@ class JsonArray(Table):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
-        row = as_row(self._values[index], self.location, index)
+        value = self._values[index]
+        row = {"text": value} if isinstance(value, str) else value
+        if not isinstance(row, dict):
+            raise no_object(self.location(index))
         replaced = json.dumps(row, ensure_ascii=False).count("\ufffd") if self._replaced else 0
         return Row(row, replaced) if replaced else row
 
@@ -100,7 +99,7 @@ class JsonArray(Table):
 
 
 class CsvTable(Table):
-    """A file of comma or tab separated values with a header row; all values are strings, missing ones None. Holds 8 bytes a row."""
+    """A file of values separated by commas, tabs, semicolons or bars, with a header row; all values are strings, missing ones None. Holds 8 bytes a row."""
 
     columns: tuple[str, ...]
 
@@ -109,13 +108,14 @@ class CsvTable(Table):
         :param path: the file.
         :param label: what the user calls it.
         :param spans: reads it.
-        :param delimiter: what stands between two values.
+        :param delimiter: what usually stands between two values; another that fits better is taken instead.
         :raises UserError: when it cannot be read, is UTF-16, or its header has a name twice.
         """
-        self._path, self._label, self._spans, self._delimiter = path, label, spans, delimiter
         csv.field_size_limit(_FIELD_LIMIT)
         spans.watch(path)
         begin = text_start(path, label)
+        self._path, self._label, self._spans, self._delimiter = path, label, spans, separator_of(head_of(path)[begin:], delimiter)
+        delimiter = self._delimiter
         try:
             self._starts = spans.index.get(path, f"records {delimiter}", lambda: self._record_starts(begin))
         except OSError as error:
@@ -174,47 +174,48 @@ class CsvTable(Table):
         return np.frombuffer(starts, dtype=np.int64)
 
 
-def open_json(path: Path, label: str, spans: Spans) -> Table:
-    """Open a .json file: an array of objects, one object that holds exactly one array, or JSON lines under another name.
+def open_json(path: Path, label: str, spans: Spans, lines: bool = False) -> Table:
+    """Open JSON: an array of objects, one object that holds exactly one array, or values that follow one another.
 
     :param path: the file.
     :param label: what the user calls it.
     :param spans: reads it.
+    :param lines: what is not valid as a whole is read as JSON lines.
     :return: its rows.
     :raises UserError: when it cannot be read or is none of these.
     """
     begin = text_start(path, label)
     try:
         text, replaced = decoded(path.read_bytes()[begin:])
-        value = json.loads(text) if text.strip() else []
     except OSError as error:
         raise unreadable(path, error) from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # a whole value is followed by another
+    try:
+        value = parse(text) if text.strip() else []
+    except NotRead as fault:
+        if fault.error is None:
+            raise UserError(f"{label}: {fault}; write each object on a line of its own, as JSON lines.") from None
+        if fault.error.msg == "Extra data":  # a whole value is followed by another
+            return _open_values(path, text, label, spans, replaced > 0)
+        if lines:
             return JsonLines(path, label, spans)
-        raise UserError(f"{label}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}).") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{label}: not JSON that can be read ({error}).") from None
+        raise UserError(f"{label}, line {fault.error.lineno}, column {fault.error.colno}: {fault}.") from None
     arrays = [value] if isinstance(value, list) else [part for part in value.values() if isinstance(part, list)] if isinstance(value, dict) else []
     if len(arrays) != 1:
         raise UserError(f"{label}: holds {len(arrays)} arrays; it must be an array of objects, or one object that holds exactly one array.")
     return JsonArray(arrays[0], label, replaced > 0)
 
 
-def as_row(value: Any, location: Any, index: int) -> dict[str, Any]:
-    """Make a row of a JSON value: an object is one, and a string is its text.
-
-    :param value: the value.
-    :param location: says where a row is.
-    :param index: the row's number.
-    :return: the row.
-    :raises BadRow: when the value is anything else.
-    """
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, str):
-        return {"text": value}
-    raise BadRow("no JSON object", location(index), "is no JSON object; write {\"text\": …}, or delete it.")
+def _open_values(path: Path, text: str, label: str, spans: Spans, replaced: bool) -> Table:
+    """Open JSON values that follow one another: in lines, or each on several lines."""
+    try:
+        parse(text.lstrip().partition("\n")[0])
+        return JsonLines(path, label, spans)
+    except NotRead:
+        pass
+    try:
+        return JsonArray(parse_all(text), label, replaced)
+    except NotRead as fault:
+        raise UserError(f"{label}: {fault}; write each object on a line of its own, as JSON lines.") from None
 
 
 def _line_bounds(path: Path, begin: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Plain text files as rows: where a file is cut, and nothing of it lost.  Data floor, no torch."""
 from __future__ import annotations
 
-import mmap
 import re
+from array import array
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # The length a row aims at, in bytes. One big file would otherwise be one row: no progress to show, nothing to hold out for validation, and nothing
 # to shuffle. About 4000 tokens of English: several pieces even of a long context, so that few pieces are short because a row ended.
 BLOCK = 16_384
+# What a blank line may hold; and the bytes of the longest character.
+_BLANKS = b" \t\r"
+_LONGEST = 4
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 
 
@@ -60,36 +63,47 @@ def _block_starts(path: Path, begin: int, limit: int) -> np.ndarray:
     """Find the first byte of each row, and the end of the file; int64."""
     import numpy as np
 
-    starts = [begin]
-    with open(path, "rb") as file:
-        size = file.seek(0, 2)
-        if size - begin > limit:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                while size - starts[-1] > limit:
-                    starts.append(_cut(data, starts[-1], limit))
-    if size > starts[-1]:
+    starts = array("q", [begin])
+    with open(path, "rb", buffering=0) as file:
+        size, start = file.seek(0, 2), begin
+        while size - start > limit:
+            file.seek(start)
+            start += _cut(file.read(limit + _LONGEST), limit)
+            starts.append(start)
+    if size > start:
         starts.append(size)
-    return np.array(starts, dtype=np.int64)
+    return np.frombuffer(starts, dtype=np.int64)
 
 
-def _cut(data: mmap.mmap, start: int, limit: int) -> int:
-    """Say where the row that begins at `start` ends, in a file that goes on for more than `limit` bytes."""
-    window = data[start:start + limit]
-    blank_lines = list(_BLANK_LINE.finditer(window))
-    if blank_lines:
-        return start + blank_lines[-1].end()
-    line_end = window.rfind(b"\n") + 1
-    return start + line_end if line_end else _character_start(data, start, start + limit)
+def _cut(window: bytes, limit: int) -> int:
+    """Say how many bytes a row takes of those that are left; there are more than `limit`."""
+    after = _after_blank_line(window, limit) or window.rfind(b"\n", 0, limit) + 1
+    return after or _character_start(window, limit)
 
 
-def _character_start(data: mmap.mmap, start: int, near: int) -> int:
-    """Find where a character begins, at `near` or shortly before it, but after `start`."""
-    for cut in range(near, max(start, near - 4), -1):  # a character has at most 4 bytes; more in a row is no UTF-8 and can be cut anywhere
-        if not _continues(data[cut]):
+def _after_blank_line(window: bytes, limit: int) -> int:
+    """Say where the last blank line within `limit` bytes ends, 0 if there is none; of several in a row they are the second, the fourth and so on."""
+    end = window.rfind(b"\n", 0, limit) if _BLANK_LINE.search(window, 0, limit) else 0  # most files have one soon, or none at all
+    while end > 0:
+        run = end  # where the run of line ends with nothing but blanks between them begins
+        ends = [end]
+        while (before := window.rfind(b"\n", 0, run)) >= 0 and not window[before + 1:run].strip(_BLANKS):
+            ends.append(before)
+            run = before
+        if len(ends) > 1:
+            return ends[len(ends) % 2] + 1
+        end = before
+    return 0
+
+
+def _character_start(window: bytes, near: int) -> int:
+    """Find where a character begins, at `near` or shortly before it, but after the first byte."""
+    for cut in range(near, max(0, near - 4), -1):  # a character has at most 4 bytes; more in a row is no UTF-8 and can be cut anywhere
+        if not _continues(window[cut]):
             return cut
-    if near - 4 >= start:
+    if near - 4 >= 0:
         return near
-    return next(cut for cut in range(start + 1, start + 5) if cut >= len(data) or not _continues(data[cut]) or cut == start + 4)
+    return next(cut for cut in range(1, 5) if cut >= len(window) or not _continues(window[cut]) or cut == 4)
 
 
 def _continues(byte: int) -> bool:

@@ -1,6 +1,8 @@
 """Plain text: the rows joined are the text."""
 from __future__ import annotations
 
+import re
+
 import pytest
 from files import few, opened, rows_of, write
 from hypothesis import given
@@ -52,3 +54,23 @@ def test_a_long_paragraph_is_cut_at_a_line_end_and_a_long_line_between_character
     line = "é" * BLOCK
     texts = [row["text"] for row in rows_of(opened(write(tmp_path / "line.txt", line), folder))]
     assert (len(texts), "".join(texts)) == (2, line)
+
+
+@few
+@given(text=st.text("aé\U0001f600 \t\r\n", max_size=80) | st.text("a\n ", max_size=80), limit=st.integers(1, 20))
+def test_rows_end_at_the_last_blank_line_that_fits(tmp_path, text, limit):
+    """The cuts are those of a plain search for all blank lines: what a file's rows are must not change, as checkpoints know them by number."""
+    data = text.encode()
+    table = TextTable(write(tmp_path / "a.txt", data), "a.txt", Spans(), limit)
+    rows, start = [], 0
+    while len(data) - start > limit:
+        window = data[start:start + limit]
+        ends = [found.end() for found in re.finditer(rb"\n[ \t\r]*\n", window)] or [window.rfind(b"\n") + 1]
+        after = ends[-1]
+        if not after:
+            borders = [at for at in range(start + 1, min(len(data), start + limit + 4) + 1) if at == len(data) or data[at] & 0xC0 != 0x80]
+            after = max([at for at in borders if at <= start + limit] or borders[:1]) - start
+        rows.append(data[start:start + after].decode())
+        start += after
+    rows += [data[start:].decode()] if start < len(data) else []
+    assert [table[i]["text"] for i in range(len(table))] == rows

@@ -1,0 +1,249 @@
+"""What `lmp_generator` does: it writes texts with a trained model.  What is heavy is imported once the flags are known to be right."""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..command_line import Parser
+from ..errors import LmplayError, UserError
+from ..plan.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..tokenizer import Tokenizer
+    from ..writing.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """A model, its tokenizer and how to generate."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    context_len: int
+    sampling: Sampling
+    most_tokens: int
+    seed: int
+
+    def write(self, prompts: Sequence[str], title: str | None, first: int) -> Iterator[list[str | None]]:
+        """Continue prompts, which may be empty, side by side.
+
+        :param title: of the texts; None where they have no titles.
+        :param first: the number of the first text, which its random numbers depend on.
+        :return: for each step what is added to each text; None once it has ended.
+        """
+        from ..data.permutation import hash64
+        from ..data.samples import BREAK
+        from ..writing.generation import generate
+
+        head = self.tokenizer.encode(title + BREAK).ids.tolist() if title else [self.tokenizer.end_id]
+        ids = [head + self.tokenizer.encode(prompt).ids.tolist() for prompt in prompts]
+        seeds = [hash64(self.seed, first + number) >> 1 for number in range(len(prompts))]
+        new: list[list[int]] = [[] for _ in prompts]
+        told = [""] * len(prompts)
+        steps = generate(self.model, ids, self.tokenizer.end_id, self.context_len, self.sampling, seeds, self.most_tokens)
+        for step in steps:
+            parts: list[str | None] = []
+            for number, token in enumerate(step):
+                if token is not None:
+                    new[number].append(token)
+                text = self.tokenizer.decode(new[number])
+                # A character may take several tokens: it is shown when it is whole.
+                whole = text if token is None else text.rstrip("\ufffd")
+                parts.append(whole[len(told[number]):])
+                told[number] = whole
+            yield parts
+        yield [self.tokenizer.decode(ids)[len(before):] for ids, before in zip(new, told, strict=True)]
+
+
+def run(argv: list[str] | None) -> int:
+    """Write texts.
+
+    :param argv: arguments; None = those of the process.
+    :return: the exit code: 0, 130 after Ctrl+C, 2 bad input.
+    """
+    try:
+        options = _parser().read(argv)
+        _check(options)
+        prompts = _prompts(options)
+        writer = _open(options)
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # until now Ctrl+C has ended the process at once
+        if prompts is None:
+            _talk(writer, options)
+        else:
+            _write_all(writer, prompts, options)
+        return 0
+    except LmplayError as error:
+        for fault in error.faults if isinstance(error, UserError) else [error]:
+            print(f"lmp_generator: {fault}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader has had enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> Parser:
+    """Describe the flags."""
+    parser = Parser(prog="lmp_generator", allow_abbrev=False, description="Write texts with a model that lmp_trainer has trained.\n\n"
+                     "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
+    what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
+    what.add_argument("--model", metavar="FILE", help="a model file (.lmp); by default the newest *_model.lmp in --out-dir")
+    what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
+    what.add_argument("--prompt", metavar="TEXT", action="append", help="how the text begins; may be given several times, and may be empty")
+    what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
+    what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example)")
+    what.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
+    what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
+    what.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
+    what.add_argument("--batch-size", metavar="TEXTS", type=int, default=16, help="texts written side by side (default: 16)")
+    what.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu")
+    what.add_argument("--json", action="store_true", help="print a JSON object a text: prompt, title, sample, text")
+    how.add_argument("--repetition-penalty", metavar="FACTOR", type=float, default=1.0, help="above 1: tokens of the text become less probable (default: 1)")
+    how.add_argument("--temperature", metavar="NUMBER", type=float, default=0.8, help="below 1: safer, above 1: wilder; 0 = greedy (default: 0.8)")
+    how.add_argument("--greedy", action="store_true", help="always the most probable token, as --temperature 0")
+    how.add_argument("--top-k", metavar="TOKENS", type=int, default=0, help="only the k most probable tokens; 0 = off (default: 0)")
+    how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens with p of the probability; 1 = off (default: 1)")
+    how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens above a share of the best one's probability; 0 = off (default: 0)")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse values out of range, all at once."""
+    ranges = {"samples": (1, None), "max_tokens": (1, None), "batch_size": (1, None), "seed": (0, None), "temperature": (0, None), "top_k": (0, None),
+              "top_p": (0, 1), "min_p": (0, 1)}
+    faults = [f"--{name.replace('_', '-')} {getattr(options, name)}: allowed is a number from {low}{'' if high is None else f' to {high}'}."
+              for name, (low, high) in ranges.items() if not (low <= getattr(options, name) and (high is None or getattr(options, name) <= high))]
+    if not options.repetition_penalty > 0:
+        faults.append(f"--repetition-penalty {options.repetition_penalty}: allowed is a number above 0.")
+    if options.prompt and options.prompts:
+        faults.append("--prompt and --prompts together: give one of them.")
+    if faults:
+        raise UserError(*faults)
+
+
+def _prompts(options: argparse.Namespace) -> list[str] | None:
+    """Collect the prompts; None = read them from the terminal, one after the other."""
+    if options.prompt:
+        return list(options.prompt)
+    if options.prompts:
+        return _read_prompts(Path(options.prompts).expanduser())
+    if options.title:
+        return [""]
+    return None if sys.stdin.isatty() else [sys.stdin.read().rstrip("\n")]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    """Read a prompt a line."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--prompts {path}: cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8 text'}).") from None
+    if not lines:
+        raise UserError(f"--prompts {path}: holds no prompt; write one a line.")
+    if path.suffix.lower() != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({error}).") from None
+        value = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(value, str):
+            raise UserError(f"--prompts {path}, prompt {number}: allowed is a JSON string, or an object with a string as `prompt`.")
+        prompts.append(value)
+    return prompts
+
+
+def _open(options: argparse.Namespace) -> _Writer:
+    """Load the model."""
+    path = _model_file(options)
+    import torch
+
+    from ..checkpoints.format import load
+    from ..checkpoints.weights import check_weights
+    from ..device.runtime import choose_device
+    from ..exp import build_model, get_experiment
+    from ..tokenizer import Tokenizer
+    from ..writing.sampling import Sampling
+
+    device = choose_device(options.device)
+    content = load(path, parts=("model",))["model"]
+    built = content["state_args"]
+    tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
+    with torch.device("meta"):
+        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), content["state"], experiment.name)
+    model = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
+    model.load_state_dict(content["state"])
+    if options.model is None:
+        print(f"model {path}", file=sys.stderr)
+    temperature = 0.0 if options.greedy else options.temperature
+    sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
+    return _Writer(model.to(device), tokenizer, built["args"]["context_len"], sampling, options.max_tokens, options.seed)
+
+
+def _model_file(options: argparse.Namespace) -> Path:
+    """Find the model."""
+    if options.model is not None:
+        path = Path(options.model).expanduser()
+        if not path.is_file():
+            raise UserError(f"--model {path}: there is no such file; train one with lmp_trainer, or name another.")
+        return path
+    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
+    found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")
+    return found[-1]
+
+
+def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace) -> None:
+    """Write every sample of every prompt; a single one is shown as it comes."""
+    jobs = [(number, prompt, sample) for number, prompt in enumerate(prompts, 1) for sample in range(1, options.samples + 1)]
+    if len(jobs) == 1 and not options.json:
+        _stream(writer, prompts[0], options.title, 0)
+        return
+    for start in range(0, len(jobs), options.batch_size):
+        batch = jobs[start:start + options.batch_size]
+        texts = [""] * len(batch)
+        for step in writer.write([prompt for _, prompt, _ in batch], options.title, start):
+            texts = [text + (part or "") for text, part in zip(texts, step, strict=True)]
+        for (number, prompt, sample), text in zip(batch, texts, strict=True):
+            if options.json:
+                print(json.dumps({"prompt": prompt, "title": options.title, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+            else:
+                print(f"=== prompt {number}, sample {sample}\n{prompt}{text}\n", flush=True)
+
+
+def _stream(writer: _Writer, prompt: str, title: str | None, number: int) -> None:
+    """Write one text and show it as it comes."""
+    print(prompt, end="", flush=True)
+    for step in writer.write([prompt], title, number):
+        print(step[0] or "", end="", flush=True)
+    print(flush=True)
+
+
+def _talk(writer: _Writer, options: argparse.Namespace) -> None:
+    """Take a prompt after the other from the terminal."""
+    print("A line is how a text begins; an empty one lets the model begin; Ctrl+D ends.", file=sys.stderr)
+    number = 0
+    while True:
+        try:
+            prompt = input("> ")
+        except EOFError:
+            print()
+            return
+        for _ in range(options.samples):
+            _stream(writer, prompt, options.title, number)
+            number += 1

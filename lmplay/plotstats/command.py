@@ -1,0 +1,192 @@
+"""What `lmp_plotstats` does: it draws the statistics of an output folder.  Imports what is heavy after the flags are read."""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..command_line import Parser
+from ..errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .runs import Curve
+
+DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
+together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest, or minus --baseline. Then list the models
+and the settings that differ. A damaged file is named, the others are drawn, and the exit code is 2."""
+X_CHOICES = ("samples", "tokens", "seconds")
+FORMATS = ("png", "svg", "pdf")
+WATCH_SECONDS = 10.0
+
+
+def run(argv: list[str] | None) -> int:
+    """Draw what the flags ask for.
+
+    :param argv: the command line without the program's name; None = that of the process.
+    :return: 0, or 2 for bad input, after drawing what could be drawn.
+    """
+    try:
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # until now Ctrl+C has ended the process at once
+        arguments = _build_parser().read(argv)
+        if arguments.json and arguments.watch:
+            raise UserError("--json and --watch: choose one of them.")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
+            if arguments.watch:
+                from .watch import watch
+
+                watch(arguments.out_dir, arguments.watch, lambda changed: _draw(arguments, changed))
+            faults = _draw(arguments)
+    except UserError as error:
+        faults = list(error.faults)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of the output has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    for fault in faults:
+        print(f"lmp_plotstats: {fault}", file=sys.stderr)
+    return 2 if faults else 0
+
+
+def _build_parser() -> Parser:
+    """Describe the flags."""
+    parser = Parser(prog="lmp_plotstats", description=DESCRIPTION, allow_abbrev=False)
+    folder = os.environ.get("LMP_DATASETS") or "out_gpt"
+    parser.add_argument("--out-dir", type=Path, default=Path(folder), metavar="FOLDER", help="where the statistics are (default: $LMP_DATASETS, else out_gpt)")
+    parser.add_argument("--models", nargs="+", action="extend", metavar="NAME", help="draw and compare only these models (default: all)")
+    parser.add_argument("--x", nargs="+", choices=X_CHOICES, default=X_CHOICES, help="what the curves are drawn over, one column each (default: all three)")
+    smoothing = """smooth training curves by a centred mean over this many points, or this share of a curve's points if below 1; 0 = off; no mean reaches
+        across the end of a stage, and values that were not measured are left out (default: 2 %% of the points, at least 5; off below 20 points)"""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with everything in one file that any browser opens, instead of pictures")
+    parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
+    parser.add_argument("--baseline", metavar="NAME", help="subtract this model in the pictures of differences (default: the one that got farthest)")
+    parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
+    parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
+                        "(default: png)")
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="look every N seconds whether the statistics have "
+                        f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
+    return parser
+
+
+def _smoothing(text: str) -> float:
+    """Read the value of --smooth."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither 0 (off), a share of the points below 1, nor a number of points")
+    return value
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """Read the value of --format."""
+    kinds = tuple(dict.fromkeys(text.lower().split(",")))
+    unknown = [kind for kind in kinds if kind not in FORMATS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"'{unknown[0]}' is none of {', '.join(FORMATS)}; several are written with commas between them")
+    return kinds
+
+
+def _seconds(text: str) -> float:
+    """Read the value of --watch."""
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds above 0")
+    return value
+
+
+def _number(text: str) -> float:
+    """Read a number; NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None) -> list[str]:
+    """Read the folder, write what the flags ask for, print the paths and the table.
+
+    :param changed: draw only what shows one of these statistics files; None = everything.
+    :return: a line for each file that could not be used.
+    :raises UserError: when nothing can be drawn (no folder, no statistics, an unknown model), or a picture cannot be written.
+    """
+    from .runs import read_folder
+    from .table import describe_runs, write_table
+
+    curves, faults = read_folder(arguments.out_dir)
+    curves = _selected(curves, arguments, faults)
+    runs = describe_runs(curves, arguments.out_dir)
+    if arguments.json:
+        print(json.dumps(runs, indent=2, ensure_ascii=False))
+        return faults
+    if arguments.html:
+        from .report import write_report
+
+        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline)
+        print(arguments.html)
+    else:
+        _draw_pictures(curves, arguments, changed)
+    print("\n" + write_table(runs))
+    return faults
+
+
+def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: Container[Path] | None) -> None:
+    """Draw a picture for each file, and those that compare models."""
+    from .plot import THEMES, draw_curve, draw_differences, draw_together, same_tokens
+    from .runs import KINDS
+
+    theme, look = THEMES[arguments.theme or "light"], (arguments.x, arguments.smooth)
+
+    def is_due(*shown: Curve | None) -> bool:
+        return changed is None or any(curve is not None and curve.path in changed for curve in shown)
+
+    by_key = {(curve.model, curve.kind, curve.stage): curve for curve in curves}
+    for curve in curves:
+        validation = by_key.get((curve.model, "validate", curve.stage)) if curve.kind == "train" else None
+        if is_due(curve, validation):
+            _write(draw_curve(curve, validation, *look, theme), curve.path.with_suffix(""), arguments)
+    comparable = same_tokens([curve for curve in curves if curve.kind == "validate" and curve.stage is None])
+    for kind in KINDS:
+        whole = [curve for curve in curves if curve.kind == kind and curve.stage is None]
+        if len(whole) > 1:
+            if is_due(*whole):
+                _write(draw_together(whole, *look, theme, comparable), arguments.out_dir / f"all_{kind}", arguments)
+                baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
+                _write(draw_differences(whole, *look, baseline, theme, comparable), arguments.out_dir / f"all_{kind}_diff", arguments)
+                if baseline != arguments.baseline:
+                    print(f"all_{kind}_diff: {arguments.baseline} has no {kind} statistics of a whole run; each is minus the longest run")
+        elif changed is None:
+            found = f"only {whole[0].model} has" if whole else "no model has"
+            print(f"no all_{kind}, no all_{kind}_diff: they compare models, and {found} {kind} statistics of a whole run")
+
+
+def _selected(curves: list[Curve], arguments: argparse.Namespace, faults: list[str]) -> list[Curve]:
+    """Keep the models asked for; raises UserError for an unknown model, and when there are no curves."""
+    names = sorted({curve.model for curve in curves})
+    if not curves:
+        raise UserError(*(faults or [f"--out-dir {arguments.out_dir}: no statistics (*_stats.json) in it; lmp_trainer writes them while it trains."]))
+    asked = [("--models", name) for name in arguments.models or []] + [("--baseline", name) for name in [arguments.baseline] if name is not None]
+    unknown = [(flag, name) for flag, name in asked if name not in names]
+    if unknown:
+        raise UserError(*faults, *(f"{flag} {name}: not in {arguments.out_dir}, which has {', '.join(names)}.{nearest(name, names)}" for flag, name in unknown))
+    return [curve for curve in curves if not arguments.models or curve.model in [name for _, name in asked]]
+
+
+def _write(figure: Figure, stem: Path, arguments: argparse.Namespace) -> None:
+    """Save a picture in each format and print the paths."""
+    from .plot import save
+
+    for kind in arguments.format:
+        path = stem.with_name(f"{stem.name}.{kind}")
+        save(figure, path)
+        print(path)

@@ -1,0 +1,93 @@
+"""What is no file where a run keeps one: a line that names it and exit code 2, no wait, and nothing left behind."""
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from helpers import sentences, train, write_rows
+
+from lmplay.errors import UserError
+from lmplay.files import NotAFile, link_atomic, read_json_or_yaml, write_text
+from lmplay.report.console import Console
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="files of Unix")
+NAME = "gpt2ish_model"
+FILES = [f"{NAME}.lmp", f"{NAME}.prev-1.lmp", f"{NAME}.one.lmp", f"{NAME}.best.lmp", f"{NAME}_settings.json", f".{NAME}.lock", f"{NAME}.log",
+         f"{NAME}_train_stats.json", f"{NAME}_step_two_validate_stats.json", f"{NAME}_samples.jsonl", f"{NAME}_train.csv"]
+
+
+def listener(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+KINDS = {"folder": Path.mkdir, "named pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero")}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_of_a_run(two_stages, capsys, name, kind):
+    out = Path("out_gpt")
+    out.mkdir()
+    KINDS[kind](out / name)
+    text = train(capsys, "--training-plan", "plan.json", code=2)
+    assert f"out_gpt/{name}" in text
+    assert name.endswith(".lock") or f"is a {kind}" in text
+    assert text.count("\n") == 1
+    assert [path.name for path in out.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("flag", ["--training-plan", "--use-config", "--resume", "--initial-model", "--inspect", "--dataset", "--dump-config",
+                                  "--save-weights-only"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_file_that_a_flag_names(two_stages, capsys, flag, kind):
+    path = Path("x.jsonl" if flag == "--dataset" else "x.lmp" if flag in ("--resume", "--initial-model", "--inspect", "--save-weights-only") else "x.json")
+    KINDS[kind](path)
+    more = [] if flag in ("--training-plan", "--dataset") else ["--training-plan", "plan.json"]
+    text = train(capsys, *more, flag, path, code=2)
+    assert str(path) in text
+    assert text.count("\n") == 1
+    assert sorted(found.name for found in Path().iterdir()) == sorted(["plan.json", "rows.jsonl", path.name])
+
+
+def test_no_file_among_those_of_a_folder(two_stages, capsys):
+    Path("data").mkdir()
+    write_rows(Path("data/a.jsonl"), [{"text": sentences(2)}] * 9)
+    os.mkfifo("data/b.jsonl")
+    assert "b.jsonl: it is a named pipe" in train(capsys, "--dataset", "data", code=2)
+    assert not Path("out_gpt").exists()
+
+
+def test_a_socket_is_no_file(tmp_path):
+    listener(tmp_path / "x.json")
+    with pytest.raises(UserError, match="socket"):
+        read_json_or_yaml(tmp_path / "x.json", "plan")
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "x"), lambda path: link_atomic(path.with_name("file"), path)])
+def test_what_is_written_replaces_files_only(tmp_path, write):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(NotAFile):
+        write(tmp_path / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "x"]
+
+
+def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    for write in (lambda: write_text(tmp_path / "x", "x"), lambda: link_atomic(tmp_path / "file", tmp_path / "x")):
+        with pytest.raises(OSError, match="no"):
+            write()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_log_that_becomes_a_pipe_is_given_up(two_stages, capsys, monkeypatch):
+    """Whoever reads it may never come."""
+    original = Console.open_log
+    monkeypatch.setattr(Console, "open_log", lambda self, path: (os.mkfifo(path), original(self, path)))
+    assert "training goes on without it" in train(capsys, "--training-plan", "plan.json", "--max-steps", 1, code=75)

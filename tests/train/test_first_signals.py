@@ -1,0 +1,65 @@
+"""Signals in the first moments of the programs: the documented exit codes, and no traceback."""
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ENVIRONMENT
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+TRAINER = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR2, 75)]
+# What is imported first by each program after its door; a signal comes while it is imported.
+PROGRAMS = [("train", number, code) for number, code in TRAINER] + [("generate", signal.SIGINT, 130), ("plotstats", signal.SIGINT, 130)]
+
+
+@pytest.mark.parametrize(("room", "number", "code"), PROGRAMS)
+def test_a_signal_that_comes_before_the_first_import_of_the_program_ends_it_as_documented(tmp_path, room, number, code):
+    """The door's own import of its program is what sends it."""
+    program = ("import os, sys, importlib.abc\n"
+               "class Send(importlib.abc.MetaPathFinder):\n"
+               "    def find_spec(self, name, path, target=None):\n"
+               f"        if name == 'lmplay.{room}.command':\n"
+               f"            os.kill(os.getpid(), {int(number)})\n"
+               f"from lmplay.{room}.__main__ import main\n"
+               "sys.meta_path.insert(0, Send())\n"
+               "sys.exit(main())\n")
+    done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
+    assert done.returncode == code, done.stderr
+    assert "stopped before it began" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("room", ["train", "generate", "plotstats"])
+def test_the_door_imports_nothing_before_it_hears(tmp_path, room):
+    """Whatever it imports takes time, in which a signal has the effect it has on any program."""
+    program = (f"import lmplay.{room}.__main__, sys\n"
+               "print(*sorted(name for name in sys.modules if name.startswith('lmplay') or name in ('argparse', 'json', 'dataclasses', 'numpy', 'torch')))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=True)
+    assert set(done.stdout.split()) == {"lmplay", f"lmplay.{room}", f"lmplay.{room}.__main__", "lmplay.signals"}
+
+
+def test_a_request_to_save_before_there_is_anything_changes_nothing(tmp_path):
+    program = ("import os, signal, sys\nfrom lmplay.signals import listen\nlisten('lmp_trainer')\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+               "from lmplay.train.__main__ import main\nsys.exit(main())")
+    done = subprocess.run([sys.executable, "-c", program, "--exp", "list"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("room", "number", "code"), PROGRAMS)
+def test_signals_in_the_first_second(tmp_path, room, number, code):
+    """From the first line of its own on; how long Python itself takes to start depends on the machine."""
+    arguments = {"train": ["--dataset", "builtin:tales", "--tokenizer", "bytes", "--describe"], "generate": ["--prompt", "a"], "plotstats": []}[room]
+    alone = time.monotonic()
+    subprocess.run([sys.executable, "-c", f"import lmplay.{room}.__main__"], check=True, env=ENVIRONMENT, cwd=tmp_path)
+    alone = time.monotonic() - alone
+    for wait in (0.05, 0.1, 0.2, 0.4, 0.8):
+        run = subprocess.Popen([sys.executable, "-m", f"lmplay.{room}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env=ENVIRONMENT, cwd=tmp_path)
+        time.sleep(alone + wait)
+        run.send_signal(number)
+        _, complaints = run.communicate(timeout=60)
+        assert run.returncode in (code, 0, 2), complaints  # 0, 2: it had ended before
+        assert "Traceback" not in complaints
