@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import compare_runs, load, sentences, stop_after, train_plan, write_plan, write_rows
+from helpers import compare_runs, load, sentences, stop_at, train_plan, write_plan, write_rows
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_validations_of_long_rows_take_no_more_than_their_share(book, capsys):
 def test_a_run_that_is_stopped_validates_where_one_that_was_not_does(book, capsys, monkeypatch):
     write_plan(book, {"one": {"dataset": "rows.jsonl", "samples": 120}, "two": {"dataset": "rows.jsonl", "tokens": 3000}})
     train_plan(capsys, "--out-dir", "whole")
-    for steps in (4, 7, 13):
-        stop_after(monkeypatch, steps)
+    stop_at(monkeypatch, [4, 11, 24])
+    for _ in range(3):
         train_plan(capsys, "--out-dir", "stopped", code=130)
     train_plan(capsys, "--out-dir", "stopped")
     assert validations(folder="whole")[1] > 6
