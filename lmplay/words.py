@@ -8,6 +8,7 @@ _SPACELESS = r"\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff
 # A word or punctuation mark: one of their characters; a word of the other scripts; a mark.
 WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|[^\w\s]")
 SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_NUMBER = re.compile(r"([0-9][0-9_]{0,30})(?:\.([0-9]{1,15}))?([kMB])?")
 
 
 def compact(value: float) -> str:
@@ -16,6 +17,16 @@ def compact(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g}{suffix}"
     return f"{value:.4g}"
+
+
+def number(text: str) -> int | float | None:
+    """Read a number as people write it: ``10k``, ``2M``, ``1.5B``, ``1_000``; None where it is none."""
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    whole, decimals, suffix = found.groups(default="")
+    digits = int(whole + decimals) * {"k": 10**3, "M": 10**6, "B": 10**9, "": 1}[suffix]
+    return digits / 10**len(decimals) if digits % 10**len(decimals) else digits // 10**len(decimals)
 
 
 def counted(count: int, one: str, many: str | None = None) -> str:

@@ -33,6 +33,8 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
               for flag in FLAGS if flag.change in (Change.TOLD, Change.BITS)]
     lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]
     lines += _by_stage(before, curriculum.plan, stage_settings, model["args"]["context_len"])
+    if settings.ignore_optimizer:
+        lines.append("--ignore-optimizer: the optimizer's state is fresh" + ", and its warm-up begins anew" * (not settings.disable_optimizer_warmup))
     lines += changes_to_come(plan, curriculum.plan, begun)
     lines += [f"stage '{state.name}' began with an older version, and goes on with its batches and held-out rows" for state in curriculum.states
               if state.name in begun and not state.done and state.rules < DATA_RULES]

@@ -77,7 +77,7 @@ class StageData:
     @property
     def length_is_known(self) -> bool:
         """Whether it is known how long the stage is."""
-        return self._stage.tokens is not None or self.open_samples().total is not None
+        return self._stage.tokens is not None or self._stage.steps is not None or self.open_samples().total is not None
 
     def forms(self) -> list[dict[str, Any]]:
         """Say of each source how its texts begin (`form`, see :data:`.samples.FORMS`), and how its chats are written out (`chat`)."""

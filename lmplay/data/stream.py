@@ -46,12 +46,12 @@ class SampleStream:
         self.replaced: Counter[str] = Counter()  # rows that had bytes that are not UTF-8, and characters that stand for them
         self._sources, self._strict = sources, strict
         if length.epochs and length.samples is None and mix.endless:
-            raise UserError(f"epochs {length.epochs:g}: an epoch of a source that has no end never ends; give samples or tokens.")
+            raise UserError(f"epochs {length.epochs:g}: an epoch of a source that has no end never ends; give samples, tokens or steps.")
         whole, part = divmod(length.epochs or 0, 1)
         self._last_epoch, self._rows_of_last = int(whole), 0
         if part:
             if mix.rows_per_epoch is None:
-                raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of an epoch cannot be read; give samples or tokens.")
+                raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of one cannot be read; give samples, tokens or steps.")
             self._rows_of_last = round(part * mix.rows_per_epoch) or int(not whole)  # never nothing at all
 
     @cached_property

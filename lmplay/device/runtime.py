@@ -30,7 +30,7 @@ class Runtime:
         if settings.tune_allocator and self.device.type == "cpu":
             keep_freed_memory()
         torch.set_float32_matmul_precision(settings.matmul_precision)
-        self.amp_dtype = _choose_amp_dtype(self.device) if settings.amp else None
+        self.amp_dtype = getattr(torch, settings.amp) if isinstance(settings.amp, str) else _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
         self.asynchronous = self.device.type != "cpu"  # the device works while the program goes on
         self._settings = settings

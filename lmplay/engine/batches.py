@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from ..data.batcher import Batch, Batcher, ShuffledBatcher
@@ -15,8 +16,6 @@ from ..data.stream import SampleStream
 from ..data.workers import Workers
 from .run import OpenStage
 
-# Word accuracy in training is measured on the first pieces of each batch: cheap, and enough for a curve.
-ACCURACY_PIECES = 4
 # Batches made ahead of the step: enough to even out short and long ones.
 _AHEAD = 4
 
@@ -90,15 +89,20 @@ def open_batcher(stage: OpenStage, samples: SampleStream, prepare: Callable[[Sam
 class Batches:
     """Gives a stage's batches from where its state says."""
 
-    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int):
+    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int,
+                 accuracy_pieces: int, steps_done: int = 0):
         """
         :param prepare: makes the pieces of a sample.
         :param token_budget: asked for each batch when it is made.
         :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
+        :param accuracy_pieces: the first pieces of each batch, on which word accuracy is measured: cheap where they are few, and enough for a curve.
+        :param steps_done: of a stage whose length is in steps.
         """
         self.stream = stage.data.open_samples()
         self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
+        self._accuracy_pieces = range(accuracy_pieces)
+        self._steps, self._steps_done = stage.stage.steps, steps_done
         self._told_apart = len(stage.data.sources) > 1
         self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
         self.start, self.close = self._prefetch.start, self._prefetch.close
@@ -124,9 +128,14 @@ class Batches:
             batcher = open_batcher(self._stage, self.stream, self._prepare, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 batcher.restore(self._position)
-            while (batch := batcher.next()) is not None:
+            for number in count(self._steps_done + 1):
+                batch = batcher.next() if self._steps is None or number <= self._steps else None
+                if batch is None:
+                    break
+                if self._steps is not None:
+                    batch = replace(batch, progress=number / self._steps)
                 budget = self._token_budget()
                 sources = [piece.sample.source for piece in batch.pieces] if self._told_apart else []
-                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, range(ACCURACY_PIECES))
+                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, self._accuracy_pieces)
             yield End(batcher.reached, batcher.empty)
 

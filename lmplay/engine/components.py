@@ -82,17 +82,18 @@ class RunnerComponent:
 
 @dataclass
 class LrSchedulersComponent:
-    """The learning rate: a function of the steps and the progress of the stage, which are all of its state."""
+    """The learning rate: a function of the progress of the stage, and of the steps since its warm-up began, which are all of its state."""
 
     settings: Settings
     steps: int = 0
     progress: float | None = 0.0
+    began: float = 0.0  # progress at which the warm-up began
     name: str = "lr_schedulers"
 
     def lr(self, stage: StageSettings) -> float:
         """Give the learning rate of the next step."""
-        warmup_steps = 0 if self.settings.disable_optimizer_warmup else self.settings.optimizer_warmup_steps
-        return stage.lr * lr_factor(stage.schedule, self.steps, self.progress, stage.min_fraction, warmup_steps, self.settings.optimizer_warmup_fraction)
+        warmed = (self.progress or 0.0) - self.began if 0 < stage.warmup < 1 else self.steps
+        return stage.lr * lr_factor(stage.schedule, warmed, self.progress, stage.min_fraction, stage.warmup, self.settings.optimizer_warmup_fraction)
 
     def advance(self, progress: float | None) -> None:
         """Take note of a step and of how much of the stage has been read for it."""
@@ -101,7 +102,12 @@ class LrSchedulersComponent:
 
     def start_stage(self) -> None:
         """Begin a stage."""
-        self.steps, self.progress = 0, 0.0
+        self.progress = 0.0
+        self.start_warmup()
+
+    def start_warmup(self) -> None:
+        """Begin a warm-up, at the start of a stage and where the optimizer's state is fresh."""
+        self.steps, self.began = 0, self.progress or 0.0
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
@@ -110,8 +116,8 @@ class LrSchedulersComponent:
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"main": {"steps": self.steps, "progress": self.progress}}
+        return {"main": {"steps": self.steps, "progress": self.progress, "began": self.began}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`."""
-        self.steps, self.progress = state["main"]["steps"], state["main"]["progress"]
+        self.steps, self.progress, self.began = state["main"]["steps"], state["main"]["progress"], state["main"].get("began", 0.0)

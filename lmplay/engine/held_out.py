@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate, islice
 from zlib import crc32
 
+from ..cadence import VALIDATION_SHARE, VALIDATION_TOKEN
 from ..data.continuation import Piece
 from ..data.samples import Sample
 from .run import OpenStage
@@ -21,7 +22,7 @@ FINAL_FACTOR = 16
 MOST_CHARACTERS = 2000
 # Where the number is the default, a stage has at least the work for 10 validations in 5 % of its own, a token that is only read counting as a third of one that
 # is learned from (the backward pass takes twice as long as the forward pass), and no fewer than 4 samples.
-_SHARE, _LEAST = 0.05 / (10 / 3), 4
+_SHARE, _LEAST = VALIDATION_SHARE / VALIDATION_TOKEN / 10, 4
 # With all samples, those that identify them, and from which the floor is worked out; without validation, the training samples that it is worked out from.
 _FIRST = 64
 

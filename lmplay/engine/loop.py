@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from ..cadence import Every
 from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
 from ..errors import TrainingError, Unavailable, UserError
@@ -15,7 +14,7 @@ from .batches import TrainBatch
 from .interrupt import AGAIN, Stopped
 from .record import Recorder
 from .run import OpenStage, Run
-from .save import save
+from .save import SaveClock, save
 from .stage import StageRunner
 from .telling import run_end, run_start, stage_end, stage_start, stop
 
@@ -27,8 +26,8 @@ def train(run: Run) -> int:
     :return: the exit code: 0 when the plan is complete, else that of the request; the state is saved in both cases.
     :raises TrainingError: when training cannot go on; the last checkpoint is whole.
     """
-    saving, validating = Every(run.settings.save_interval), Every(run.settings.validation_interval)
     run.report.banner(run_start(run))
+    saves = SaveClock(run)
     saved = True
     for open_stage in run.stages.values():
         stage = _begin(run, open_stage)
@@ -40,25 +39,25 @@ def train(run: Run) -> int:
         run.notifier.event("stage", run.record.progress, stage.name)
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
-            before, started = run.record.progress.samples, time.monotonic()
+            started = time.monotonic()
             sums = stage.step(batch)
             if sums is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, sums)
             run.interrupt.step_seconds = time.monotonic() - started
-            stage.state.validation_due = validating.due(before, run.record.progress.samples)
+            stage.note_progress()
             _validate(run, stage, recorder)
             _check_limits(run)
             if run.interrupt.requested():
                 break
-            if run.interrupt.take_save() or saving.due(before, run.record.progress.samples):
+            if run.interrupt.take_save() or saves.due():
                 with recorder.pause():
-                    save(run, stage.name)
+                    saves.save(stage.name)
         recorder.flush()
         if run.interrupt.requested() or not _finish(run, stage):
             _insist(save(run, stage.name, wait=True))
             return _end(run)
-        saved = save(run, stage.name, wait=True)
+        saved = saves.save(stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)

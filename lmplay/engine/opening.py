@@ -35,7 +35,7 @@ from ..errors import Faults, Unavailable, UserError, printable
 from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
-from ..optim.optimizers import build_optimizers
+from ..optim.optimizers import build_like, build_optimizers
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import SCHEDULES
@@ -79,9 +79,14 @@ class Outline:
         """What the checkpoint holds."""
         return self.found.content if self.found is not None else None
 
-    def stage_settings(self, stage: Stage) -> StageSettings:
-        """Work out what holds for a stage."""
-        return resolve_stage(self.settings, stage, self.spec.args["context_len"])
+    @property
+    def stored_optimizer(self) -> str | None:
+        """The optimizer that the checkpoint has a state of; None where that is not gone on with."""
+        return None if self.stored is None or self.settings.ignore_optimizer else _optimizer_of(self.stored)
+
+    def stage_settings(self, stage: Stage, begun: bool = False) -> StageSettings:
+        """Work out what holds for a stage; one that has begun goes on with its optimizer."""
+        return resolve_stage(self.settings, stage, self.spec.args["context_len"], self.stored_optimizer if begun else None)
 
     def tokenizer(self, data: Iterable[StageData]) -> Tokenizer:
         """Give the model's tokenizer; a new one may learn from the data of the stages."""
@@ -100,7 +105,7 @@ def outline(settings: Settings, plan: Plan) -> Outline:
     stored = found.content if found is not None else None
     curriculum = Curriculum(plan)
     if stored is not None:
-        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"])
+        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"], _optimizer_of(stored))
     spec = choose_model(settings, plan, path, stored)
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
@@ -120,7 +125,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     for stage, state in stages:
         settings = data = None
         with faults.collected():
-            settings = outline.stage_settings(stage)
+            settings = outline.stage_settings(stage, begun=state.fingerprints is not None)
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules)
         if settings is None or data is None:
@@ -129,8 +134,10 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
-            if SCHEDULES[settings.schedule].curve is not None and not data.length_is_known:
-                faults.lines.append(f"stage '{stage.name}': lr_schedule {settings.schedule} needs a length that is known; give samples or tokens.")
+            if not data.length_is_known:
+                needing = [f"lr_schedule {settings.schedule}"] if SCHEDULES[settings.schedule].curve is not None else []
+                needing += ["a warmup below 1"] if 0 < settings.warmup < 1 else []
+                faults.lines += [f"stage '{stage.name}': {key} needs a length that is known; give samples, tokens or steps." for key in needing]
             differences = _adopt_changes(found)
             if outline.settings.accept_changed_data:
                 accepted += differences
@@ -188,6 +195,11 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         return run
 
 
+def _optimizer_of(stored: dict[str, Any]) -> str:
+    """Name the optimizer that a checkpoint has a state of."""
+    return next((str(member["optimizer"]) for member in stored["optimizers"]["state_args"].values()), stored["runner"]["state_args"]["settings"]["optimizer"])
+
+
 def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
     """Check that nothing but files has the names of the run's files.
 
@@ -204,19 +216,20 @@ def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
         raise UserError(*faults)
 
 
-def keep_settings(settings: Settings, path: Path, before: dict[str, Any]) -> Settings:
+def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimizer: str) -> Settings:
     """Go on with what the position in the data and the optimizers' state depend on; what was typed must not differ.
 
     :param settings: of the command line.
     :param path: the model file, for messages.
     :param before: the settings that the file was written with.
+    :param optimizer: the one that the file has a state of.
     :return: the settings to go on with.
     :raises UserError: naming the flags that differ.
     """
     before = {"validation_seed": before["seed"], **before}  # files of version 0.1 have one seed for both
     kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
-        kept["optimizer"] = before["optimizer"]
+        kept["optimizer"] = optimizer if "optimizer" in settings.explicit else before["optimizer"]
     faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"
               + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
               for name, value in kept.items() if name in settings.explicit and getattr(settings, name) != value]
@@ -321,7 +334,8 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
     """
     settings, spec = ahead.settings, ahead.spec
-    tokenizer = ahead.tokenizer(stage.data for stage in stages)
+    opened = list(stages)
+    tokenizer = ahead.tokenizer(stage.data for stage in opened)
     spec.check_stored(tokenizer.vocab_size)
     seed_everything(settings.seed)
     module = spec.build(tokenizer.vocab_size)
@@ -329,7 +343,9 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     if spec.initial_weights is not None:
         model.restore(spec.initial_weights)
     module.to(runtime.device)
-    optimizers = build_optimizers(settings.optimizer, module, settings.lr, settings.weight_decay)
+    first = next((stage.settings.optimizer for stage in opened), settings.optimizer)
+    optimizers = build_like(ahead.stored["optimizers"]["state"], ahead.stored_optimizer, module, settings.lr) \
+        if ahead.stored is not None and ahead.stored_optimizer is not None else build_optimizers(first, module, settings.lr, settings.weight_decay)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 
 
@@ -384,6 +400,8 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
                                 "version. It is left as it is; choose another --model, or --reset-history to start anew.") from error
     run.model.forms = dict(stored["model"]["state_args"].get("forms", {}))  # files of version 0.1 lack it
     run.runner.stages = stages_of_checkpoint(stored, run.curriculum, run.model.args["context_len"])
+    if run.settings.ignore_optimizer:
+        run.lr_schedulers.start_warmup()
     run.began_at = run.record.stats.totals.copy()
     if run.settings.resume != "latest":
         run.notifier.begin_another()
@@ -410,7 +428,9 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    size = checkpoint_bytes(run.device_model.raw, run.optimizers.state_bytes())
+    kinds = {stage.settings.optimizer for stage in run.stages.values()}
+    state = max((build_optimizers(kind, run.device_model.raw, 1.0).state_bytes() for kind in kinds), default=0)
+    size = checkpoint_bytes(run.device_model.raw, state)
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     run.interrupt.expect_save(size)

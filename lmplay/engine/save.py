@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 
 from torch import nn
 
+from ..cadence import AUTO, AUTO_SAVES, SAVE_SHARE, Cadence, intervals
 from ..checkpoints.format import content_of
 from ..device.memory import peak_memory
 from ..errors import TrainingError
@@ -14,6 +17,36 @@ from .run import Run
 
 # A disk that is full for this many saves in a row stays full.
 MOST_FAILED_SAVES = 3
+
+
+class SaveClock:
+    """Tells when it is time to save, by the counts and by the time since the last save."""
+
+    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic):
+        self._run, self._clock = run, clock
+        self._bounded = run.settings.save_interval == AUTO
+        self.every = intervals(run.settings.save_interval, AUTO_SAVES)
+        self._pause = 0.0  # what the last save took of the training itself
+        self._reset()
+
+    def due(self) -> bool:
+        """Tell whether it is time."""
+        run = self._run
+        seconds = {"seconds": (self._pause + run.interrupt.save_seconds) / SAVE_SHARE} if self._bounded else {}
+        return Cadence(self.every, seconds).due(self._last, {**run.record.counts(), "seconds": self._clock() - self._since})
+
+    def save(self, stage: str, wait: bool = False) -> bool:
+        """Save, see :func:`save`."""
+        started = self._clock()
+        saved = save(self._run, stage, wait)
+        if not wait:
+            self._pause = self._clock() - started
+        self._reset()
+        return saved
+
+    def _reset(self) -> None:
+        """Begin to count anew."""
+        self._since, self._last = self._clock(), {**self._run.record.counts(), "seconds": 0.0}
 
 
 def save(run: Run, stage: str, wait: bool = False) -> bool:

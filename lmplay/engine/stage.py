@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
 from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
 from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError
 from ..optim.grads import check_grads
+from ..optim.optimizers import build_optimizers
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
@@ -40,14 +42,16 @@ class StageRunner:
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
                                   run.runtime.packs(run.device_model.raw))
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
-        self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers)
+        self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
+        self.stats.declare(stage.objective.figures)
+        self.batches = Batches(stage, self._prepare, self._grouping, lambda: self._budget.tokens, run.settings.data_workers,
+                               run.settings.accuracy_pieces, self.stats.totals["total_train_steps"])
         run.threads.callback(self.batches.close)
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
-        self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
-        self.stats.declare(stage.objective.figures)
         self.by_source = BySource(self.data, self.stats)
         self.data_seconds = 0.0  # waited for the batch at hand
+        self._grads_checked = False
 
     @property
     def name(self) -> str:
@@ -80,6 +84,10 @@ class StageRunner:
         if not self._budget.is_measured:  # else it is not known yet
             self.batches.start()  # beside the look at the validation rows
         self.held_out = HeldOut(self._open, self._prepare)
+        interval = run.settings.validation_interval
+        apart = {"tokens": self.held_out.n_tokens * VALIDATION_TOKEN / VALIDATION_SHARE} if interval == AUTO else {}
+        self.validations = Cadence(intervals(interval, AUTO_VALIDATIONS), apart)
+        self.state.validated = self.state.validated or self.counts()
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
@@ -93,7 +101,10 @@ class StageRunner:
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
         self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
+        if run.optimizers.kind != self.settings.optimizer:
+            run.optimizers = build_optimizers(self.settings.optimizer, run.device_model.raw, self.settings.lr)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
+        run.optimizers.set_options({name: getattr(self.settings, name) for name in ("betas", "eps", "momentum")})
         run.device_model.raw.train()
         self._budget.settle()
 
@@ -118,12 +129,22 @@ class StageRunner:
         if sums is None:
             restore_torch_random_state(random_before)
             return None
-        if run.settings.check_grads and run.lr_schedulers.steps == 0:
+        if run.settings.check_grads and not self._grads_checked:
+            self._grads_checked = True
             run.report.grads(self.stage.name, check_grads(run.device_model.raw))
         run.lr_schedulers.advance(batch.batch.progress)
         self.state.position = batch.batch.position
         self.reached = batch.batch.position["samples"]
         return sums
+
+    def counts(self) -> dict[str, float]:
+        """How far the run is, and the stage in tenths of its length, as far as that is known."""
+        return {**self.run.record.counts(), "tenths": 10 * (self.run.lr_schedulers.progress or 0.0)}
+
+    def note_progress(self) -> None:
+        """Note whether a validation is due after the step that has been done."""
+        assert self.state.validated is not None
+        self.state.validation_due = self.validations.due(self.state.validated, self.counts())
 
     def validate(self) -> bool:
         """Judge the model by the held-out samples, the same ones each time.
@@ -137,7 +158,7 @@ class StageRunner:
                 return False
             best = note_loss(self.state, found.loss, self.run.record.progress.samples, self.settings.min_delta)
             self._record(found, final=False)
-        self.state.validation_due = False
+        self.state.validation_due, self.state.validated = False, self.counts()
         return best
 
     def finish(self, keep_best: Callable[[], None]) -> bool:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from functools import partial
 
+from ..cadence import AUTO, AUTO_SAVES, SAVE_SHARE, VALIDATION_SHARE, Cadence, intervals
 from ..checkpoints.best import best_file
 from ..data.stream import describe_losses
 from ..device.compiled import Compiled
@@ -44,7 +45,40 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     rows, held_out = (dict(zip(data.names, counts, strict=True)) for counts in (data.rows_per_epoch(), data.held_out_rows()))
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.batch_size,
                       settings.context_len, settings.lr, settings.schedule, len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"],
-                      stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), data.reads)
+                      stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads)
+
+
+def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
+    """Say when the stage will be saved and validated, and warn of what never will be."""
+    settings, warnings = run.settings, []
+    saves, validations = Cadence(intervals(settings.save_interval, AUTO_SAVES)), stage.validations
+    start, end = _counts(stage)
+    times = validations.times(start, end)
+    if settings.save_interval and saves.times(start, end) == 0:
+        warnings.append(f"stage '{stage.name}' is saved at its end only: --save-interval {settings.save_interval} is longer than it.")
+    never = ["no rows are held out"] if not stage.held_out.is_there else ["--validation-interval 0"] if not settings.validation_interval else \
+        [f"--validation-interval {settings.validation_interval} is longer than it" if settings.validation_interval != AUTO else
+         f"the work of one would be more than {VALIDATION_SHARE:.0%} of its own"] if times == 0 else []
+    if never and stage.settings.patience is not None:
+        warnings.append(f"early_stopping cannot end stage '{stage.name}', which is not validated before its end: {never[0]}.")
+    elif never and stage.held_out.is_there and settings.validation_interval:
+        warnings.append(f"stage '{stage.name}' is validated at its end only: {never[0]}.")
+    most = f"; at most {SAVE_SHARE:.0%} of the time" if settings.save_interval == AUTO else ""
+    bound = f"; at most {VALIDATION_SHARE:.0%} of the work" if settings.validation_interval == AUTO else ""
+    often = f" (about {times} times){bound}" if times else bound
+    return (f"{saves.in_words()}{most}, and at its end" if settings.save_interval else "at its end only",
+            "at its end only" if never else f"{validations.in_words()}{often}, and at its end", warnings)
+
+
+def _counts(stage: StageRunner) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Give the run's counts at the start of a stage, and at its end as far as they can be told: a training sample is about as long as a held-out one."""
+    totals, held_out, total, tokens = stage.stats.totals, stage.held_out, stage.total, stage.stage.tokens
+    start = {unit: stage.counts()[unit] - totals[f"total_train_{unit}"] for unit in ("steps", "samples", "tokens")} | {"seconds": 0.0, "tenths": 0.0}
+    length = held_out.n_tokens / held_out.n_samples if held_out.n_samples else None
+    samples = total if total is not None else tokens / length if tokens is not None and length else None
+    lengths = {"samples": samples, "tokens": tokens if tokens is not None else samples * length if samples is not None and length else None,
+               "steps": stage.stage.steps, "seconds": None, "tenths": 10.0 if stage.data.length_is_known else 0.0}
+    return start, {unit: None if more is None else start[unit] + more for unit, more in lengths.items()}
 
 
 def stage_end(run: Run, stage: StageRunner) -> StageEnd:
@@ -83,22 +117,25 @@ def _length(stage: Stage) -> str:
     """Say how long a stage is."""
     if stage.samples is not None:
         return f"{stage.samples:,} samples"
+    if stage.steps is not None:
+        return f"{stage.steps:,} steps"
     return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
 
 
 def _total_samples(run: Run, stage: Stage) -> int | None:
     """Count the samples of a stage; None where that is unknown, or the stage is done."""
-    return run.stages[stage.name].data.open_samples().total if stage.name in run.stages and stage.tokens is None else None
+    return run.stages[stage.name].data.open_samples().total if stage.name in run.stages else None
 
 
 def _to_come(run: Run) -> dict[str, int] | None:
     """Add up the lengths of the stages after the one at work; None where one is unknown."""
     lengths: Counter[str] = Counter()
     for stage, _ in run.curriculum.remaining()[1:]:
-        total = _total_samples(run, stage) if stage.tokens is None else stage.tokens
+        unit = next((unit for unit in ("steps", "tokens") if getattr(stage, unit) is not None), "samples")
+        total = _total_samples(run, stage) if unit == "samples" else getattr(stage, unit)
         if total is None:
             return None
-        lengths["samples" if stage.tokens is None else "tokens"] += total
+        lengths[unit] += total
     return dict(lengths)
 
 
@@ -107,6 +144,6 @@ def _steps(run: Run) -> float:
     steps = 0.0
     for open_stage in run.stages.values():
         stage, settings = open_stage.stage, open_stage.settings
-        steps += stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else \
-            (_total_samples(run, stage) or 0) / settings.batch_size
+        in_tokens = stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else 0
+        steps += stage.steps or in_tokens or (_total_samples(run, stage) or 0) / settings.batch_size
     return steps

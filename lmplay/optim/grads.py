@@ -5,7 +5,7 @@ from torch import nn
 
 
 def check_grads(model: nn.Module) -> list[str]:
-    """Find trainable parameters whose gradient is missing, zero all over, or not finite.
+    """Find parameters whose gradient is missing, zero all over, or not finite; frozen ones have none, and are marked.
 
     Waits for the device once a parameter.
 
@@ -15,8 +15,8 @@ def check_grads(model: nn.Module) -> list[str]:
     lines = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
+            lines.append(f"{name}: frozen, no gradient")
+        elif parameter.grad is None:
             lines.append(f"{name}: no gradient; the loss does not depend on it")
         elif not parameter.grad.isfinite().all():
             wrong = int((~parameter.grad.isfinite()).sum())

@@ -5,14 +5,14 @@ from ..plan.names import SCHEDULES
 
 
 def lr_factor(
-    name: str, step: int, progress: float | None, min_fraction: float | None = None, warmup_steps: int = 40, warmup_fraction: float = 0.1
+    name: str, step: float, progress: float | None, min_fraction: float | None = None, warmup_steps: float = 40, warmup_fraction: float = 0.1
 ) -> float:
     """Give the share of the learning rate for the next optimizer step.
 
     The schedule's curve times the warm-up's: both are continuous, so their product never jumps, and it needs no length to warm up over.
 
     :param name: a key of :data:`SCHEDULES`.
-    :param step: optimizer steps done in this stage; 0 before the first.
+    :param step: optimizer steps since the warm-up began, 0 before the first; or the share of the stage since then, if `warmup_steps` is one, too.
     :param progress: share of the stage's length done, 0 to 1 (more counts as 1); None where the length is unknown.
     :param min_fraction: where the curve ends; None = the schedule's default (cosine 0.1, linear and wsd 0).
     :param warmup_steps: steps until the warm-up reaches 1; 0 = no warm-up.

@@ -85,6 +85,15 @@ class OptimizerSet:
             for group in optimizer.param_groups:
                 group["weight_decay"] = (optimizer.defaults["weight_decay"] if weight_decay is None else weight_decay) if group["decays"] else 0.0
 
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Give the members that have them other settings than learning rate and weight decay.
+
+        :param options: by the names that torch gives them, such as betas; None = the member's default.
+        """
+        for optimizer in self:
+            for group in optimizer.param_groups:
+                group.update({name: optimizer.defaults[name] if value is None else value for name, value in options.items() if name in group})
+
     def state_bytes(self, trained_only: bool = False) -> int:
         """Give the bytes that the state will take once every parameter has been updated.
 

@@ -24,7 +24,8 @@ class StageState:
     `position` is where its samples go on (None = at the start), `fingerprints` identify the data of its sources (None = the stage has not begun), and
     `context_len` is the length that its texts are cut to. `judged_by` identifies the samples of its validations. For early stopping, `best_loss` is the best
     validation loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was
-    to follow the last step. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
+    to follow the last step, and `validated` are the run's counts at the last one, or at the start of the stage (see :class:`lmplay.cadence.Cadence`; older
+    files have none). `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
     :data:`DATA_RULES` that it began with.
     """
 
@@ -36,6 +37,7 @@ class StageState:
     best_loss: float | None = None
     stale: int = 0
     validation_due: bool = False
+    validated: dict[str, float] | None = None
     lowest_loss: float | None = None
     lowest_samples: int | None = None
     judged_by: str | None = None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
+from .. import words
+from ..cadence import AUTO, SAVE_SHARE, VALIDATION_SHARE, check_interval
 from .names import OPTIMIZERS, in_words
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
@@ -21,7 +23,7 @@ MOST = 10**15
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Number:
-    """A check of a number's range, for flags, settings files and plan keys alike.
+    """A check of a number's range, for flags, settings files and plan keys alike; texts may have a suffix, see :func:`lmplay.words.number`.
 
     With `above`, `low` itself is excluded; with `below`, `high` is. `zero` says in plans what 0 means.
     """
@@ -35,8 +37,9 @@ class Number:
 
     def __call__(self, value: Any) -> Any:
         """Return the number; raises ValueError, saying what is allowed."""
+        written = words.number(value) if isinstance(value, str) else None
         try:
-            number = self.kind(value)
+            number = self.kind(value if written is None or written != self.kind(written) else written)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(self.allowed) from None
         if self.kind is int and number > min(self.high, MOST):
@@ -69,14 +72,14 @@ class Number:
         return "a whole number" if self.kind is int else "a number"
 
 
-def choice(words: Collection[str]) -> Callable[[Any], str]:
+def choice(allowed: Collection[str]) -> Callable[[Any], str]:
     """Make a check that takes one of a few words (its `words`, for the shell to complete)."""
     def check(value: Any) -> str:
-        if value not in list(words):
-            raise ValueError(f"one of {', '.join(words)}")
+        if value not in list(allowed):
+            raise ValueError(f"one of {', '.join(allowed)}")
         return str(value)
 
-    check.words = tuple(words)  # type: ignore[attr-defined]
+    check.words = tuple(allowed)  # type: ignore[attr-defined]
     return check
 
 
@@ -116,13 +119,35 @@ def _count_or(word: str) -> Callable[[Any], int | str]:
     return check
 
 
+def _precision(value: Any) -> bool | str:
+    """Take off (False), on (True), or a type of numbers."""
+    known: dict[str | bool, bool | str] = {"off": False, "on": True, False: False, True: True, "bfloat16": "bfloat16", "float16": "float16"}
+    if not isinstance(value, (str, bool)) or value not in known:
+        raise ValueError("off, on, bfloat16 or float16")
+    return known[value]
+
+
 def _blocks(value: Any) -> int:
     """Take off (0), on (1), or N, a whole number from 0."""
-    words = {"off": 0, "on": 1, False: 0, True: 1}  # YAML reads off and on as false and true
+    known = {"off": 0, "on": 1, False: 0, True: 1}  # YAML reads off and on as false and true
     try:
-        return words[value] if isinstance(value, (str, bool)) and value in words else int(Number(int, 0)(value))
+        return known[value] if isinstance(value, (str, bool)) and value in known else int(Number(int, 0)(value))
     except ValueError as allowed:
         raise ValueError(f"off, on, or {allowed}") from None
+
+
+def _two_betas(value: Any) -> tuple[float, float]:
+    """Take two numbers with a comma between them, or a list of two."""
+    try:
+        first, second = (Number(float, 0, 1, below=True)(part) for part in (value.split(",") if isinstance(value, str) else value))
+    except (TypeError, ValueError):
+        raise ValueError("two numbers from 0 to below 1 with a comma between them, such as 0.9,0.95") from None
+    return first, second
+
+
+def _taken(setting: str) -> str:
+    """Say which optimizers take a setting."""
+    return f"for {in_words([row.name for row in OPTIMIZERS.values() if setting in row.takes])}"
 
 
 class Change(Enum):
@@ -216,17 +241,29 @@ class Options:
         "stage is short; the end of a stage judges 16 times as many")
     validation_seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of the choice of held-out rows; apart from --seed, so that runs with other "
                                  "seeds are judged by the same samples", _KEPT)
-    save_interval: int = _flag(10000, _T, _from_0, "SAMPLES", "save after every N samples of training; 0 = only at stage ends and stops")
-    validation_interval: int = _flag(100, _T, _from_0, "SAMPLES", "validate after every N samples of training; 0 = only at stage ends")
+    save_interval: int | str = _flag(
+        AUTO, _T, check_interval, "INTERVAL", "save every N samples, or every 500steps, 1Mtokens, 10m; 0 = only at stage ends and stops; auto: every 10,000 "
+        f"samples or 5 minutes, whichever comes first, but no more than {SAVE_SHARE:.0%} of the time".replace("%", "%%"))
+    validation_interval: int | str = _flag(
+        AUTO, _T, check_interval, "INTERVAL", "validate every N samples, or every 500steps, 1Mtokens, 10m (by the clock: the run cannot be repeated); 0 = only "
+        f"at stage ends; auto: every 100 samples, at least 10 times in a stage, but no more than {VALIDATION_SHARE:.0%} of its work".replace("%", "%%"))
+    accuracy_pieces: int = _flag(4, _T, _from_0, "PIECES", "measure the word accuracy of training on the first N pieces of each batch; more take longer")
     seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout and order", _KEPT)
-    reset_history: bool = _flag(False, _T, switch, "", "start anew: an existing model file is kept under another name and not used", _ASIDE)
+    reset_history: bool = _flag(False, _T, switch, "", "start anew, with new weights; the old model file and statistics are kept under other names. To keep "
+                                "the weights: --initial-model OLD --model NEW", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
-    check_grads: bool = _flag(False, _T, switch, "", "after the first step of each stage, list parameters whose gradient is missing, zero or not finite",
-                              _SILENT)
+    check_grads: bool = _flag(False, _T, switch, "", "after the first step of this run in each stage, list parameters whose gradient is missing (frozen ones "
+                              "too), zero or not finite", _SILENT)
     lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
     grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
                              stage="Largest norm of the gradient")
-    optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS), "NAME", _OPTIMIZERS)
+    optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS), "NAME", _OPTIMIZERS, _BY_STAGE, stage="Optimizer")
+    betas: tuple[float, float] | None = _flag(None, _O, _two_betas, "A,B", "decay of the running means of the gradient and of its square "
+                                              f"({_taken('betas')}); by default 0.9,0.999", _BY_STAGE)
+    eps: float | None = _flag(None, _O, Number(float, 0, above=True), "NUMBER", f"added to the divisor of a step ({_taken('eps')}); by default 1e-8, for "
+                              "adagrad 1e-10", _BY_STAGE)
+    momentum: float | None = _flag(None, _O, Number(float, 0, 1, below=True), "SHARE", f"share of the step before in each step ({_taken('momentum')}); by "
+                                   "default 0.9", _BY_STAGE)
     weight_decay: float | None = _flag(None, _O, Number(float, 0), "RATE", "weight decay, not on biases, norms and embeddings; by default the optimizer's: "
                                        f"{_DECAYS}, others 0", _BY_STAGE, stage="Weight decay")
     optimizer_warmup_fraction: float = _flag(0.1, _O, Number(float, 0, 1), "SHARE", "share of the learning rate that the warm-up of a stage starts with")
@@ -234,7 +271,8 @@ class Options:
     disable_optimizer_warmup: bool = _flag(False, _O, switch, "", "no warm-up")
     ignore_optimizer: bool = _flag(False, _O, switch, "", "go on with the weights of a checkpoint and a fresh optimizer", _SILENT)
     device: str | None = _flag(None, _D, _text, "DEVICE", "cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu", _SILENT)
-    amp: bool = _flag(False, _D, switch, "", "mixed precision: bfloat16 where the device has it, else float16 with a gradient scaler")
+    amp: bool | str = _flag(False, _D, _precision, "TYPE", "mixed precision in bfloat16 or float16 (with a gradient scaler); without TYPE bfloat16 where the "
+                            "device has it, else float16")
     amp_init_scale: float = _flag(65536.0, _D, Number(float, 0, above=True), "FACTOR", "initial scale of the gradient scaler (float16 only)")
     compile_model: bool = _flag(False, _D, switch, "", "compile the model with torch.compile: slower to start, faster to train", _BITS)
     compile_mode: str | None = _flag(None, _D, choice(("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")), "MODE",
@@ -280,7 +318,7 @@ class Options:
     sample_count: int = _flag(1, _W, _from_1, "TEXTS", "texts for each prompt of --sample-prompts", _ASIDE)
     sample_temperature: float = _flag(0.8, _W, Number(float, 0), "NUMBER", "temperature of --sample-prompts; 0 = always the most probable token", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
-    verbose: bool = _flag(False, _W, switch, "", "say more: every validation and every save", _ASIDE)
+    verbose: bool = _flag(False, _W, switch, "", "say more: versions, flags, the learning rate and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
 
 

@@ -4,18 +4,33 @@ The description of a field says what is allowed in plain words: editors show it 
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import OBJECTIVES, SCHEDULES, in_words, objectives
+from .names import OBJECTIVES, OPTIMIZERS, SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
-LENGTHS = ("epochs", "samples", "tokens")
+LENGTHS = ("epochs", "samples", "tokens", "steps")
+_SHORT_NUMBER = r"[0-9][0-9_]*(\.[0-9]+)?[kMB]"
 ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
 COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"})
 _COLUMN_SETS_IN_WORDS = "text, text and title, prompt and truth, instruction (and input) and output, or messages"
@@ -49,9 +64,22 @@ def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _steps_or_fraction(value: float) -> float:
+    """Take a whole number of steps, or a fraction below 1."""
+    if not 0 <= value <= MOST or (value >= 1 and value != int(value)):
+        raise PydanticCustomError("warmup", "a whole number, or a fraction below 1")
+    return value
+
+
 def _listed(value: Any) -> Any:
     """Wrap a single source in a list."""
     return [value] if isinstance(value, (str, dict, BaseModel)) else value
+
+
+def _types(annotation: Any) -> set[Any]:
+    """List the plain types of an annotation such as `int | None`."""
+    inner = get_args(annotation)
+    return {annotation} if not inner else set().union(*map(_types, inner[:1] if hasattr(annotation, "__metadata__") else inner))
 
 
 def _get(part: Any, key: str) -> Any:
@@ -63,6 +91,11 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
 ScheduleName = Annotated[str, _one_of(lambda: SCHEDULES), WithJsonSchema({"type": "string", "enum": [*SCHEDULES]})]
+OptimizerName = Annotated[str, _one_of(lambda: OPTIMIZERS), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Warmup = Annotated[int | float, AfterValidator(_steps_or_fraction), WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+               {"type": "string", "pattern": f"^{_SHORT_NUMBER}$"}]})]
 ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
 Columns = Annotated[dict[Role, Text], WithJsonSchema(
@@ -96,8 +129,10 @@ class Part(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: Any) -> Any:
-        """Convert a float such as 1e6 to the whole number it is, as JSON Schema does."""
+    def _whole(cls, value: Any, info: ValidationInfo) -> Any:
+        """Convert a float such as 1e6 to the whole number it is, as JSON Schema does, and a text such as "10k" where a whole number belongs."""
+        if isinstance(value, str) and re.fullmatch(_SHORT_NUMBER, value) and int in _types(cls.model_fields[str(info.field_name)].annotation):
+            value = number(value)
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
     @model_validator(mode="after")
@@ -149,6 +184,25 @@ class LrSchedule(Part):
     min_fraction: float | None = option("Where the decay ends, as a part of the peak", "a number from 0 to 1", ge=0, le=1)
 
 
+class Optimizer(Part):
+    """What updates the weights, and its settings where they differ from its defaults."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "name"}
+
+    name: OptimizerName = Field(title="Name", description=in_words([*OPTIMIZERS]))
+    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] | None = option(
+        "Decay of the running means of the gradient and of its square", "two numbers from 0 to below 1")
+    eps: float | None = option("What is added to the divisor of a step", "a number above 0", gt=0)
+    momentum: float | None = option("Share of the step before in each step", "a number from 0 to below 1", ge=0, lt=1)
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if given.get("name") in OPTIMIZERS:
+            takes = OPTIMIZERS[given["name"]].takes
+            yield from ((key, f"found it with {given['name']}, allowed: {', '.join(takes)}")
+                        for key in ("betas", "eps", "momentum") if key in given and key not in takes)
+
+
 class Shuffle(Part):
     """How rows are shuffled."""
 
@@ -192,10 +246,13 @@ class Overrides(Part):
     epochs: float | None = option("Length in passes over the data, fractions allowed", "a number above 0", gt=0, le=MOST)
     samples: Count | None = option("Length in samples", "a whole number, 1 or more")
     tokens: Count | None = option("Length in tokens to be learned", "a whole number, 1 or more")
+    steps: Count | None = option("Length in optimizer steps", "a whole number, 1 or more")
     batch_size: int | None = flag_key("batch_size", "stage")
     context_len: int | None = flag_key("context_len", "stage")
     lr: float | None = flag_key("lr", "stage")
     lr_schedule: LrSchedule | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, or {{"name": ..., "min_fraction": ...}}')
+    warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
+    optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ...}}')
     weight_decay: float | None = flag_key("weight_decay", "stage")
     grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
@@ -251,13 +308,13 @@ class Stage(StageBody):
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from super().conflicts(given)
         sources = _listed(given.get("dataset"))
-        if "samples" in given or "tokens" in given or not isinstance(sources, list):
+        if not given.keys().isdisjoint({"samples", "tokens", "steps"}) or not isinstance(sources, list):
             return
         paths = [source if isinstance(source, str) else str(_get(source, "path")) for source in sources]
         endless = [path for path in paths if is_endless(path)]
         ends = len(endless) < len(paths) and given.get("stopping") == "first_exhausted"
         if endless and not ends:
-            yield "dataset", f"found {endless[0]}, which never ends, with a length in epochs, allowed: a length in samples or tokens"
+            yield "dataset", f"found {endless[0]}, which never ends, with a length in epochs, allowed: a length in samples, tokens or steps"
 
 
 class ModelDefaults(Part):
@@ -320,6 +377,16 @@ class Plan(Part):
         return self.model_dump(exclude_none=True)
 
 
+def _with_short_numbers(field: dict[str, Any]) -> dict[str, Any]:
+    """Add texts such as "10k" to the schema of a key that takes a whole number."""
+    text: dict[str, Any] = {"type": "string", "pattern": f"^{_SHORT_NUMBER}$"}
+    if field.get("type") == "integer":
+        said = {key: field[key] for key in ("title", "description", "default") if key in field}
+        return said | {"anyOf": [{key: value for key, value in field.items() if key not in said}, text]}
+    kinds = field.get("anyOf", [])
+    return {**field, "anyOf": [*kinds, text]} if any(kind.get("type") == "integer" for kind in kinds) else field
+
+
 def plan_schema() -> dict[str, Any]:
     """Make the JSON Schema of plan files (`plans/plan.schema.json`), for editors."""
     from pydantic.json_schema import models_json_schema
@@ -327,8 +394,10 @@ def plan_schema() -> dict[str, Any]:
     _, schema = models_json_schema([(Header, "validation"), (StageBody, "validation")])
     parts = schema["$defs"]
     header = parts.pop("Header")
+    for part in parts.values():
+        part["properties"] = {key: _with_short_numbers(field) for key, field in part["properties"].items()}
     parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
-    for part in (SourceSpec, LrSchedule, Validation):
+    for part in (SourceSpec, LrSchedule, Optimizer, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
     parts["Shuffle"] = {"anyOf": [{"const": True}, parts["Shuffle"]]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..paths import in_folder
-from .names import DEFAULT_OBJECTIVE, RESERVED_ENDING
+from .names import DEFAULT_OBJECTIVE, OPTIMIZERS, RESERVED_ENDING
 from .options import FLAGS, Options
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class StageSettings:
     that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the largest norm of the gradient (0 = no
     limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
-    nats a token, that counts as one.
+    nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
+    optimizer's (None = its own).
     """
 
     batch_size: int
@@ -152,13 +153,19 @@ class StageSettings:
     patience: int | None
     min_delta: float
     objective: str
+    warmup: float
+    optimizer: str
+    betas: tuple[float, float] | None
+    eps: float | None
+    momentum: float | None
 
 
-def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> StageSettings:
+def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begun_with: str | None = None) -> StageSettings:
     """Work out the settings of a stage from the run's and its overrides.
 
     :param model_context_len: the longest piece that the model accepts, in tokens.
-    :raises UserError: when the stage's pieces would be longer than that.
+    :param begun_with: the optimizer of a stage that has begun.
+    :raises UserError: when the stage's pieces would be longer than that, and for a setting that its optimizer does not have.
     """
     def choose(name: str) -> Any:
         override = getattr(stage, name)
@@ -175,4 +182,25 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int) -> S
         choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
         choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
-        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE)
+        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
+        *_optimizer(settings, stage, begun_with))
+
+
+def _warmup(settings: Settings, stage: Stage) -> float:
+    """Choose the length of a stage's warm-up."""
+    if settings.disable_optimizer_warmup:
+        return 0
+    return settings.optimizer_warmup_steps if stage.warmup is None or "optimizer_warmup_steps" in settings.explicit else stage.warmup
+
+
+def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) -> tuple[str, tuple[float, float] | None, float | None, float | None]:
+    """Choose a stage's optimizer and its settings; raises UserError for a typed flag that it does not know."""
+    own = stage.optimizer
+    name = begun_with or (settings.optimizer if own is None or "optimizer" in settings.explicit else own.name)
+    takes = OPTIMIZERS[name].takes if name in OPTIMIZERS else ()
+    if faults := [f"--{key}: stage '{stage.name}' is trained with {name}, which takes {' and '.join(takes) or 'none of them'}; leave it out, or choose another "
+                  "--optimizer." for key in ("betas", "eps", "momentum") if getattr(settings, key) is not None and key not in takes]:
+        raise UserError(*faults)
+    betas, eps, momentum = (getattr(own, key) if getattr(settings, key) is None and own is not None and own.name == name else getattr(settings, key)
+                            for key in ("betas", "eps", "momentum"))
+    return name, None if betas is None else tuple(betas), eps, momentum

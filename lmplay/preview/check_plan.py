@@ -116,7 +116,7 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     """Measure a stage, and estimate the whole of it."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
-    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0))
+    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0))
     if measured.first is None or not measured.tokens:
         if measured.whole:
             raise nothing_to_train_on(stage.stage.name, measured.skipped)
@@ -154,14 +154,16 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     """Estimate samples, tokens, steps and seconds of the whole stage."""
     name, most_tokens, counts, looked_at = stage.stage.name, stage.stage.tokens, measured.counts, len(measured.tokens)
     samples: float | None = stage.data.open_samples().total
-    if measured.whole:
+    if stage.stage.steps is not None:
+        samples = stage.stage.steps * looked_at / measured.batches
+    elif measured.whole:
         samples = looked_at
     elif most_tokens is not None:
         samples = most_tokens / measured.tokens_per_sample
     elif samples is not None and stage.stage.samples is None:  # an epoch's rows, of which some are skipped
         samples *= measured.share_of_samples
     share = looked_at / samples if samples else 0.0
-    steps = None if samples is None else math.ceil(samples * measured.batches / looked_at)
+    steps = stage.stage.steps or (None if samples is None else math.ceil(samples * measured.batches / looked_at))
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
     known = None if samples is None else round(samples * measured.tokens_per_sample)
     tokens, error = (known, measured.error(share)) if most_tokens is None else measured.tokens_of_length(most_tokens)

@@ -37,7 +37,7 @@ class StageView:
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
-        self.context_len, self._opened = opened.settings.context_len, opened
+        self.context_len, self._opened, self._steps = opened.settings.context_len, opened, opened.stage.steps
         cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
         self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=cutter)
 
@@ -48,7 +48,7 @@ class StageView:
     def batch(self, number: int) -> Batch:
         """Return a batch of the stage, counted from 1, by making those before it; raises UserError when the stage has fewer batches."""
         batcher, made = self.batcher(), 0
-        while (batch := batcher.next()) is not None:
+        while made != self._steps and (batch := batcher.next()) is not None:
             made += 1
             if made == number:
                 return batch

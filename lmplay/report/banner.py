@@ -51,6 +51,9 @@ def stage_lines(stage: StageStart) -> list[str]:
     if stage.floor is not None:
         lines.append(f"   floor: {stage.floor:.3f} nats per token, {stage.floor_bits:.3f} bits per byte: no model can do better on this text")
     if not stage.has_validation:
-        return [*lines, "   no validation: no rows are held out"]
-    return [*lines, "   validation of all held-out samples" if stage.validation_samples is None else
-            f"   validation of {counted(stage.validation_samples, 'held-out sample')}, the same each time"]
+        judged = "no validation: no rows are held out"
+    elif stage.validation_samples is None:
+        judged = f"validated {stage.validated}, by all held-out samples"
+    else:
+        judged = f"validated {stage.validated}, by the same {counted(stage.validation_samples, 'held-out sample')} each time"
+    return [*lines, f"   saved {stage.saved}", f"   {judged}"]

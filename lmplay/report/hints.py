@@ -27,7 +27,7 @@ def hints(settings: Settings, device: torch.device, parameters: int, model_args:
     lines = []
     if large and not settings.amp and "amp" not in typed and has_bfloat16(device):
         lines.append("--amp computes in bfloat16, for which this device has instructions: less time for matrix products, and less memory")
-    if settings.amp and on_cpu and cpu_flags() and not has_bfloat16(device):
+    if settings.amp in (True, "bfloat16") and on_cpu and cpu_flags() and not has_bfloat16(device):
         lines.append("--amp: this CPU has no instructions for bfloat16, and a step takes several times as long as without it")
     if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") \
             and steps() >= _MANY_STEPS:

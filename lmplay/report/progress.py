@@ -82,10 +82,11 @@ class ProgressLine:
         return (here.time - first.time) * (1 - here.share) / (here.share - first.share)
 
     def _plan_left(self, stage_left: float | None) -> float | None:
-        """Estimate the seconds left in the plan: samples and tokens of later stages take as long as those of this one; None while unknown."""
+        """Estimate the seconds left in the plan: samples, tokens and steps of later stages take as long as those of this one; None while unknown."""
         if stage_left is None or self._first is None or self.stage.to_come is None:
             return None
-        done = {unit: getattr(self._here.progress, unit) - getattr(self._first.progress, unit) for unit in ("samples", "tokens")}
+        here, first = self._here.progress, self._first.progress
+        done = {"samples": here.samples - first.samples, "tokens": here.tokens - first.tokens, "steps": here.step - first.step}
         return stage_left + sum((self._here.time - self._first.time) * count / max(done[unit], 1) for unit, count in self.stage.to_come.items())
 
 

@@ -84,8 +84,9 @@ class StageStart:
 
     `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source that are trained on, `held_out` those
     that are not (None = endless or unknown). `frozen` counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token
-    and bits per byte (None = unknown). `to_come` are samples and tokens of the stages after this one (None = unknown). `reads` are lines: which columns are
-    read as what, and which files. `validation_samples` are those of a validation (None = all held-out ones).
+    and bits per byte (None = unknown). `validation_samples` are those of a validation (None = all held-out ones). `to_come` are samples, tokens and steps of
+    the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about what never will. `reads` are
+    lines: which columns are read as what, and which files.
     """
 
     name: str
@@ -104,6 +105,9 @@ class StageStart:
     has_validation: bool
     validation_samples: int | None
     to_come: Mapping[str, int] | None
+    saved: str
+    validated: str
+    warnings: list[str]
     reads: Sequence[str] = ()
 
 

@@ -24,8 +24,8 @@ from .progress import ProgressLine, shorten
 from .records import RunEnd, RunStart, StageEnd, StageStart, StepDone, Stop, ValidationDone
 from .summary import file_fields, file_lines, loss_in_words, result_lines, stage_end_lines
 
-# Seconds between two plain progress lines, two printed examples, and two updates of the progress line on a terminal.
-_PLAIN_SECONDS, _EXAMPLE_SECONDS, _SHOWN_SECONDS = 10.0, 20.0, 0.3
+# Seconds between two plain progress lines, and two updates of the progress line on a terminal.
+_PLAIN_SECONDS, _SHOWN_SECONDS = 10.0, 0.3
 _EXAMPLE_CHARACTERS = 300
 
 
@@ -45,7 +45,7 @@ class Report:
         self._console.say(f"lmplay {__version__}: {shlex.join(command)}", "command", shown=False, command=command, version=__version__)
         self._quiet, self._verbose = quiet, verbose
         self._progress = ProgressLine()
-        self._last_line = self._last_example = time.monotonic()
+        self._last_line = time.monotonic()
         self._last_shown = 0.0
 
     def say(self, text: str) -> None:
@@ -66,7 +66,10 @@ class Report:
         """Say what a stage reads, and start its progress line."""
         self._console.say("\n".join(stage_lines(stage)), "stage", stage=stage.name, samples=stage.progress.samples, of=stage.total, rows=stage.rows,
                           held_out_rows=stage.held_out, reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
-                          lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation)
+                          lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation, saved=stage.saved,
+                          validated=stage.validated)
+        for warning in stage.warnings:
+            self.say(f"WARNING: {warning}")
         self._last_line = time.monotonic()
         self._progress.start_stage(stage)
         if sys.stderr.isatty() and not self._quiet:
@@ -96,7 +99,7 @@ class Report:
                           stage_samples=step.stage_samples, of=stage.total, share=step.share, lr=step.lr, **self._progress.figures())
 
     def validation(self, found: ValidationDone) -> None:
-        """Show a validation: its figures in the progress line, and an example now and then."""
+        """Show a validation: its figures, also in the progress line, and an example."""
         self._progress.validation = found.loss
         error = f" ± {found.standard_error:.3f}" if found.standard_error is not None else ""
         lines = [f"{'final validation' if found.final else 'validation'}: loss {found.loss:.3f}{error} nats per token"
@@ -104,12 +107,9 @@ class Report:
                  + f", word accuracy {found.accuracy:.1%} (by edit distance {found.edit_accuracy:.1%})"
                  + (f", of texts that the model writes {found.written_accuracy:.1%}" if found.written_accuracy is not None else "")
                  + (f", floor of these samples {found.floor:.3f}" if found.floor is not None else "")]
-        shown = found.final or self._verbose or time.monotonic() - self._last_example >= _EXAMPLE_SECONDS
-        if shown:
-            self._last_example = time.monotonic()
-            parts = (("Prompt", found.prompt), ("Truth", found.truth), ("Predicted", found.predicted))
-            lines += [f"  {name:<10}{shorten(text, _EXAMPLE_CHARACTERS)}" for name, text in parts]
-        self._console.say("\n".join(lines), "validation", shown=shown, **asdict(found))
+        parts = (("Prompt", found.prompt), ("Truth", found.truth), ("Predicted", found.predicted))
+        lines += [f"  {name:<10}{shorten(text, _EXAMPLE_CHARACTERS)}" for name, text in parts]
+        self._console.say("\n".join(lines), "validation", **asdict(found))
 
     def end_stage(self, stage: StageEnd) -> None:
         """Close a stage."""
@@ -119,7 +119,7 @@ class Report:
 
     def grads(self, stage: str, lines: Sequence[str]) -> None:
         """Say what a check of the gradients has found."""
-        self._console.say("\n  ".join([f"gradients of stage {stage}:", *(lines or ["all there, none zero, all finite"])]))
+        self._console.say("\n  ".join([f"gradients of stage {stage}:", *(lines or ["all there, none zero, all finite"])]), always=True)
 
     def compiled(self, text: str) -> None:
         """Say what was compiled."""

@@ -35,6 +35,11 @@ class RunRecord:
         totals = self.stats.totals
         return Progress(totals["total_train_steps"], totals["total_train_samples"], totals["total_train_tokens"], self.seconds)
 
+    def counts(self) -> dict[str, float]:
+        """How far the run is, by the units of :class:`lmplay.cadence.Cadence`."""
+        steps, samples, tokens, seconds = self.progress
+        return {"steps": steps, "samples": samples, "tokens": tokens, "seconds": seconds}
+
     @property
     def stage(self) -> str | None:
         """The name of the newest stage that has begun."""

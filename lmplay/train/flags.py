@@ -139,6 +139,9 @@ def _build_parser() -> Parser:
         if flag.check is switch:
             told = f" (default: {'on' if flag.default else 'off'})"
             groups[flag.group].add_argument(option, action=argparse.BooleanOptionalAction, default=None, help=flag.help + told)
+        elif isinstance(flag.default, bool):  # a switch that takes a value, too
+            groups[flag.group].add_argument(option, nargs="?", const=True, metavar=flag.unit, default=None, help=f"{flag.help} (default: off)")
+            groups[flag.group].add_argument(f"--no-{option[2:]}", dest=flag.name, action="store_false", default=None, help=argparse.SUPPRESS)
         else:
             told = "" if flag.default is None or flag.name == "out_dir" else f" (default: {flag.default})"
             action = "append" if flag.check is names else "store"

@@ -54,8 +54,9 @@ def test_nothing_is_told_where_nothing_differs(begun, capsys):
     (["--grad-clip", "1", "--weight-decay", "0"], ["grad_clip 0.0 -> 1.0 in stages 'one', 'two'", "weight_decay default -> 0.0 in stages 'one', 'two'"]),
     (["--amp"], ["--amp off -> on"]),
     (["--mini-batch-size", "2"], ["--mini-batch-size 4 -> 2 (bits may differ)"]),
-    (["--validation-interval", "50", "--disable-optimizer-warmup"], ["--disable-optimizer-warmup off -> on", "--validation-interval 100 -> 50"]),
-    (["--optimizer", "sgd", "--ignore-optimizer"], ["--optimizer adamw -> sgd"]),
+    (["--validation-interval", "50", "--disable-optimizer-warmup"], ["--disable-optimizer-warmup off -> on", "--validation-interval auto -> 50"]),
+    (["--optimizer", "sgd", "--ignore-optimizer"],
+     ["--ignore-optimizer: the optimizer's state is fresh, and its warm-up begins anew", "optimizer adamw -> sgd in stages 'one', 'two'"]),
 ])
 def test_every_flag_that_matters_is_told(begun, capsys, flags, lines):
     assert sorted(told(train(capsys, *flags))) == lines

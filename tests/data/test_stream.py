@@ -43,7 +43,7 @@ def test_lengths(length, expected):
 
 def test_part_of_an_unknown_number_of_rows_is_refused():
     assert make_stream(rows(20), Length(epochs=2), make=Flow).total is None
-    with pytest.raises(UserError, match="give samples or tokens"):
+    with pytest.raises(UserError, match="give samples, tokens or steps"):
         make_stream(rows(20), Length(epochs=0.5), make=Flow)
 
 

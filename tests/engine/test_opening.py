@@ -97,3 +97,18 @@ def test_reset_history_takes_the_statistics_and_the_old_stages_along(two_stages,
     assert {"gpt2ish_model.old-1.one.lmp", "gpt2ish_model.old-1.two.lmp", "gpt2ish_model.old-1.best.lmp", "gpt2ish_model_other_train_stats.json"} <= names
     assert not names & {"gpt2ish_model.one.lmp", "gpt2ish_model_step_one_train_stats.json"}
     assert Path("out_gpt/gpt2ish_model.old-1/gpt2ish_model_step_one_train_stats.json").read_bytes() == old
+
+
+@pytest.mark.parametrize(("flags", "expected"), [
+    ([], [0.1 + 0.9 * step / 40 for step in range(4)]), (["--optimizer-warmup-steps", 3, "--optimizer-warmup-fraction", 0.4], [0.4, 0.6, 0.8, 1]),
+    (["--disable-optimizer-warmup"], [1, 1, 1, 1])])
+def test_a_fresh_optimizer_warms_up_in_the_middle_of_a_stage(two_stages, capsys, flags, expected):
+    train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, "--optimizer-warmup-steps", 2, "--max-steps", 5, code=75)
+    text = train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, "--ignore-optimizer", *flags, "--max-steps", 2, code=75)
+    assert "--ignore-optimizer: the optimizer's state is fresh" + (", and its warm-up begins anew" if expected[0] < 1 else "") in text
+    again = [flag for flag in flags if flag != "--ignore-optimizer"]  # a stop within the warm-up does not end it
+    train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, *again, "--max-steps", 2, code=75)
+    rates = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["train"]["rows"]["lr"]
+    assert rates[:5] == pytest.approx([0.1, 0.55, 1, 1, 1])
+    assert rates[5:9] == pytest.approx(expected[:len(rates) - 5])
+    assert len(rates) >= 8

@@ -19,6 +19,16 @@ def test_check_grads_looks_at_the_gradients(corpus, capsys):
     assert "all there, none zero, all finite" in train(capsys, "--dataset", "rows.jsonl", "--check-grads")
 
 
+def test_check_grads_names_frozen_parameters_at_the_first_step_of_each_run(corpus, capsys):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "steps": 4, "freeze": ["final_norm.*"]}, "two": {"dataset": "rows.jsonl", "steps": 2}})
+    frozen = "gradients of stage one:\n  final_norm.weight: frozen, no gradient\n  final_norm.bias: frozen, no gradient\n"
+    text = train(capsys, "--training-plan", "plan.json", "--check-grads", "--max-steps", 2, code=75)
+    assert text.count("gradients of stage") == text.count(frozen) == 1
+    text = train(capsys, "--training-plan", "plan.json", "--check-grads")  # in the middle of the stage
+    assert (text.count(frozen), text.count("gradients of stage"), text.count("gradients of stage two:\n  all there, none zero, all finite")) == (1, 2, 1)
+    assert "gradients of stage" not in train(capsys, "--training-plan", "plan.json", "--reset-history")
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd", "rmsprop"])
 def test_every_optimizer_trains(corpus, capsys, optimizer):
     train(capsys, "--dataset", "rows.jsonl", "--optimizer", optimizer, "--lr", "0.01")

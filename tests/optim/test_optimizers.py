@@ -1,10 +1,12 @@
 """Optimizers: against a float64 loop and those of torch, and each lowers a loss."""
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
+from helpers import ROOT
 from small_model import give_gradients, small, train
 from torch import Tensor, nn
 
@@ -128,3 +130,14 @@ def test_fused_agrees_with_the_plain_kernel(name: str) -> None:
 def test_unknown_optimizer() -> None:
     with pytest.raises(UserError, match=r"--optimizer adamww: .*Did you mean 'adamw'\? There are: adamw, adam, adagrad, sgd, rmsprop\."):
         build_optimizers("adamww", small(), 0.01)
+
+
+def test_the_document_has_the_table_of_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (.+?) \|", (ROOT / "docs" / "optimizers.md").read_text(), re.MULTILINE)
+    assert {name: (float(decay), tuple(re.findall(r"`(\w+)`", settings))) for name, decay, settings in rows} == \
+        {row.name: (row.weight_decay, row.takes) for row in OPTIMIZERS.values()}
+    for name, _, settings in rows:
+        defaults = build_optimizers(name, small(), 0.1).members["main"].defaults
+        for setting, value in re.findall(r"`(\w+)` ([\d.,e-]+)", settings):
+            found = defaults[setting]
+            assert (list(found) if isinstance(found, tuple) else [found]) == [float(part) for part in value.split(",")], (name, setting)

@@ -59,8 +59,8 @@ MISTAKES = {
     "early_stopping unseen": (stage(early_stopping={"patience": 1}, validation=0), ["key 'early_stopping'", "fraction of 0", "allowed:"]),
     "unknown objective": (stage(objective="dpo"), ["key 'objective'", 'found "dpo"', "allowed: next_token"]),
     "two lengths": (stage(epochs=1, tokens=5), ["key 'tokens'", "found epochs and tokens together", "allowed: one of epochs, samples, tokens"]),
-    "epochs of the endless": ({"one": {"dataset": "builtin:tales/2"}}, ["key 'dataset'", "builtin:tales/2", "never ends", "samples or tokens"]),
-    "endless in a mix": (stage(dataset=["wikitext", "builtin:tales"], epochs=1), ["key 'dataset'", "never ends", "samples or tokens"]),
+    "epochs of the endless": ({"one": {"dataset": "builtin:tales/2"}}, ["key 'dataset'", "builtin:tales/2", "never ends", "samples, tokens or steps"]),
+    "endless in a mix": (stage(dataset=["wikitext", "builtin:tales"], epochs=1), ["key 'dataset'", "never ends", "samples, tokens or steps"]),
     "unknown built-in": (stage(dataset="builtin:tails", samples=9), ["key 'dataset'", 'found "builtin:tails"', "builtin:tales/4", "'builtin:tales'?"]),
     "unknown level": (stage(dataset="builtin:tales/5", samples=9), ["key 'dataset'", 'found "builtin:tales/5"', "allowed: builtin:tales"]),
     "built-in with config": (stage(dataset={"path": "builtin:tales", "config": "x"}, samples=9), ["key 'dataset.config'", "built-in corpus"]),
@@ -106,7 +106,7 @@ MISTAKES = {
     "two default lengths": ({"$defaults": {"epochs": 1, "samples": 1}, **stage()}, ["key '$defaults.samples'", "together", "one of"]),
     "default validation set": ({"$defaults": {"validation": {"dataset": "wikitxt"}}, **stage()}, ["key '$defaults.validation.dataset'", '"wikitxt"']),
     "default epochs, endless": (
-        {"$defaults": {"epochs": 2}, "one": {"dataset": "builtin:tales"}}, ["stage 'one', key 'dataset'", "never ends", "samples or tokens"]),
+        {"$defaults": {"epochs": 2}, "one": {"dataset": "builtin:tales"}}, ["stage 'one', key 'dataset'", "never ends", "samples, tokens or steps"]),
     "defaults unseen": (
         {"$defaults": {"early_stopping": {"patience": 1}}, **stage(validation=0)}, ["stage 'one', key 'early_stopping'", "fraction of 0"]),
     "defaults contradict themselves": (

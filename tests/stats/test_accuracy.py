@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from helpers import TINY, sentences, write_plan, write_rows
+from helpers import TINY, load, sentences, write_plan, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import BPE, BYTES, PARTS, TEXTS, WHO
@@ -130,3 +130,15 @@ def test_edit_distance_is_that_of_the_recursion(one, other):
 def test_the_package_and_its_replacement_agree(one, other):
     package = pytest.importorskip("editdistance")
     assert edit_distance(one, other) == package.eval(one, other)
+
+
+def test_the_accuracy_of_training_goes_over_as_many_pieces_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for i in range(20)])
+    write_plan(tmp_path, {"one": {"dataset": "rows.jsonl", "steps": 2, "validation": 0}})
+    each = len(words(sentences(1)))
+    for pieces, found in ((None, 4), (0, 0), (6, 6), (100, 8)):
+        flags = [] if pieces is None else ["--accuracy-pieces", str(pieces)]
+        assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "8", "--reset-history", *flags]) == 0
+        rows = load(tmp_path / "out_gpt" / "gpt2ish_model.lmp")["runner"]["state"]["stats"]["train"]["rows"]
+        assert rows["words"] == [each * found] * 2

@@ -18,8 +18,9 @@ DEFAULTS = {
     "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "data_workers": 1,
     "accept_changed_data": False, "out_dir": "out_gpt",
     "batch_size": 50, "mini_batch_size": 4, "mini_batch_tokens": 0, "pack": "auto", "validation_batch_size": 4,
-    "validation_samples": 64, "validation_seed": 0, "save_interval": 10000, "validation_interval": 100, "seed": 0, "reset_history": False,
-    "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "weight_decay": None,
+    "validation_samples": 64, "validation_seed": 0, "save_interval": "auto", "validation_interval": "auto", "accuracy_pieces": 4, "seed": 0,
+    "reset_history": False, "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "betas": None, "eps": None,
+    "momentum": None, "weight_decay": None,
     "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
     "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
     "activation_checkpointing": 0, "activation_memory_budget": 1.0, "matmul_precision": "highest",
@@ -92,7 +93,7 @@ def test_all_faults_of_a_settings_file_at_once(capsys, tmp_path):
     assert len(lines) == 4
     assert "above 0" in lines[0]
     assert "Did you mean 'batch_size'?" in lines[1]
-    assert "true or false" in lines[2]
+    assert "off, on, bfloat16 or float16" in lines[2]
     assert "whole number" in lines[3]
 
 

@@ -147,7 +147,7 @@ def test_epochs_of_what_never_ends_are_refused(packages, tmp_path):
 
     install(packages, "toy_x", "toy = toy_x", TOY)
     (stage,) = plan_from_dataset("toy:endless").stages
-    with pytest.raises(UserError, match=r"stage 'endless': epochs 1: .*never ends; give samples or tokens"):
+    with pytest.raises(UserError, match=r"stage 'endless': epochs 1: .*never ends; give samples, tokens or steps"):
         StageData(stage, tmp_path, 0)
 
 
