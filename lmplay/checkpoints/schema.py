@@ -135,9 +135,9 @@ def _rows(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _totals(stats: dict[str, Any]) -> dict[str, Any]:
-    """Check the totals among statistics, which are what has no key of its own."""
-    for name in stats.keys() - _Stats.__annotations__.keys():
-        if type(stats[name]) not in (int, float):
+    """Check the totals among statistics."""
+    for name in stats:
+        if "total" in name.split("_") and type(stats[name]) not in (int, float):
             raise ValueError(f"{name} is no number")
     return stats
 
@@ -166,12 +166,12 @@ class _Base(TypedDict):
     __pydantic_config__ = _STRICT  # type: ignore[misc]
 
 
-def _exactly(kind: type, needed: tuple[str, ...]) -> Any:
-    """Make the schema of a dataclass that was written as a dict: no other keys, and those that are needed."""
+def _written(kind: type, needed: tuple[str, ...], extra: Literal["allow", "forbid"]) -> Any:
+    """Make the schema of a dataclass that was written as a dict, with the keys that are needed; `extra` tells whether it may have others."""
     hints = get_type_hints(kind)
     make: Any = TypedDict
     made = make(kind.__name__, {field.name: hints[field.name] if field.name in needed else NotRequired[hints[field.name]] for field in fields(kind)})
-    made.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+    made.__pydantic_config__ = ConfigDict(strict=True, extra=extra)
     return made
 
 
@@ -188,7 +188,7 @@ class _CurriculumArgs(_Base):
 
 
 class _CurriculumState(_Base):
-    stages: list[_exactly(StageState, ("name", "done", "fingerprints"))]  # type: ignore[valid-type]
+    stages: list[_written(StageState, ("name", "done", "fingerprints"), "allow")]  # type: ignore[valid-type]
 
 
 class _Curriculum(_Base):
@@ -247,7 +247,9 @@ class _Stats(_Base):
     best: _Judged | None
     final: _Judged | None
     sources: NotRequired[dict[str, _Counts]]
-    figures: NotRequired[list[_exactly(Figure, ("name", "title", "kind"))]]  # type: ignore[valid-type]
+    sets: NotRequired[dict[str, _History]]
+    judged: NotRequired[dict[str, dict[str, Any]]]
+    figures: NotRequired[list[_written(Figure, ("name", "title", "kind"), "forbid")]]  # type: ignore[valid-type]
 
 
 class _Mark(_Base):
