@@ -45,7 +45,7 @@ CRAFTED = {
     "weights are numbers": (("model", "state"), {"a": 5}),
     "repeated weight": (("model", "state", "head.weight"), WIDE),
     "sparse weight": (("model", "state", "head.weight"), torch.eye(3).to_sparse()),
-    "state of a stage": (("curriculum", "state", "stages", 0, "surprise"), 1),
+    "state of a stage": (("curriculum", "state", "stages", 0, "stale"), "x"),
     "done is a text": (("curriculum", "state", "stages", 0, "done"), "no"),
     "no state of a stage": (("curriculum", "state", "stages"), []),
     "plan is a list": (("curriculum", "state_args", "plan"), []),
