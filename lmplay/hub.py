@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from .errors import Unavailable, UserError
@@ -44,6 +45,12 @@ def hub_problem() -> str | None:
 def hub_endpoint() -> str:
     """Return the hub's address, as its own client finds it."""
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def shared_cache(kind: Literal["hub", "datasets"]) -> Path:
+    """Return a cache that all programs of this user share, as the hub's own client finds it: of files of the hub, or of data sets that `datasets` has made."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get({"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}[kind]) or Path(home) / kind).expanduser()
 
 
 class Outage(Exception):

@@ -23,6 +23,11 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def rows_in_words(trained: int | None, held_out: int | None) -> str:
+    """Write how many rows of a source are trained on and held out: ``90 rows``, ``90 rows and 10 held out``; None = they are not counted, or have no end."""
+    return "rows not counted" if trained is None else counted(trained, "row") + (f" and {held_out:,} held out" if held_out else "")
+
+
 def plain(text: str) -> str:
     """Keep matplotlib from reading a name as a formula, or from hiding it in a legend for its leading underscore."""
     return (" " if text.startswith("_") else "") + text.replace("$", r"\$")

@@ -26,6 +26,7 @@ class Spec:
     streaming: bool | None = None
     encoding_errors: str | None = None
     on_bad_row: str | None = None
+    row_bytes: int | None = None
     columns: dict[str, str] | None = None
 
 

@@ -150,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(200, self._fault.body, {"Content-Type": "text/html", **self._fault.headers})
         if path in ("/", "/api/datasets"):
             return self._json([])
+        if path == "/api/datasets/alone":  # a data set that had no owner, and has one now
+            return self._send(307, b"", {"Location": "/api/datasets/o/plain"})
         found = _FILE.fullmatch(path) or _API.fullmatch(path)
         files = hub.files(found["repo"]) if found else None
         if not found or files is None:

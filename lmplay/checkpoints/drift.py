@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plan.curriculum import Curriculum, changes_to_come, show
+from ..plan.curriculum import DATA_RULES, Curriculum, changes_to_come, show
 from ..plan.load import plan_from_json
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan
@@ -34,6 +34,8 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]
     lines += _by_stage(before, curriculum.plan, stage_settings, model["args"]["context_len"])
     lines += changes_to_come(plan, curriculum.plan, begun)
+    lines += [f"stage '{state.name}' began with an older version, and goes on with its batches and held-out rows" for state in curriculum.states
+              if state.name in begun and not state.done and state.rules < DATA_RULES]
     return lines + _for_new_models(curriculum.plan, model)
 
 

@@ -112,7 +112,8 @@ def _model_args(args: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Check the settings of a run."""
-    missing = [flag.name for flag in FLAGS if flag.change is Change.KEPT or flag.name == "optimizer" if flag.name not in values]
+    needed = [flag.name for flag in FLAGS if flag.change is Change.KEPT and flag.name != "validation_seed"]  # which files of version 0.1 lack
+    missing = [name for name in (*needed, "optimizer") if name not in values]
     given = values.get("given")
     if missing or not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise ValueError(f"{missing[0] if missing else 'given'} is missing")
@@ -166,12 +167,12 @@ class _Base(TypedDict):
     __pydantic_config__ = _STRICT  # type: ignore[misc]
 
 
-def _exactly(kind: type, needed: tuple[str, ...]) -> Any:
-    """Make the schema of a dataclass that was written as a dict: no other keys, and those that are needed."""
+def _exactly(kind: type, needed: tuple[str, ...], extra: Literal["allow", "forbid"] = "forbid") -> Any:
+    """Make the schema of a dataclass that was written as a dict: those keys that are needed, and other ones only where they are allowed."""
     hints = get_type_hints(kind)
     make: Any = TypedDict
     made = make(kind.__name__, {field.name: hints[field.name] if field.name in needed else NotRequired[hints[field.name]] for field in fields(kind)})
-    made.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+    made.__pydantic_config__ = ConfigDict(strict=True, extra=extra)
     return made
 
 
@@ -188,7 +189,7 @@ class _CurriculumArgs(_Base):
 
 
 class _CurriculumState(_Base):
-    stages: list[_exactly(StageState, ("name", "done", "fingerprints"))]  # type: ignore[valid-type]
+    stages: list[_exactly(StageState, ("name", "done", "fingerprints"), extra="allow")]  # type: ignore[valid-type]
 
 
 class _Curriculum(_Base):
@@ -241,12 +242,24 @@ class _Counts(_Base):
     rows_per_epoch: NotRequired[int | None]
 
 
+class _JudgedSet(_Base):
+    samples: int
+    n_samples: _Count
+    n_tokens: _Count
+    identity: list[_Count]
+    loss_sum: list[_Number]
+    tokens: list[_Count]
+    bytes: list[_Count]
+
+
 class _Stats(_Base):
     train: _History
     validate: _History
     best: _Judged | None
     final: _Judged | None
     sources: NotRequired[dict[str, _Counts]]
+    judged: NotRequired[dict[str, _JudgedSet]]
+    sets: NotRequired[dict[str, _History]]
     figures: NotRequired[list[_exactly(Figure, ("name", "title", "kind"))]]  # type: ignore[valid-type]
 
 
@@ -274,6 +287,8 @@ class _Clock(_Base):
     resumes: list[_Mark]
     saves: NotRequired[list[_Mark]]
     peak_memory: NotRequired[int | None]
+    run: NotRequired[str]
+    model: NotRequired[str]
     listeners: NotRequired[_Listeners]
 
 

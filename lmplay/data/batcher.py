@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .continuation import Piece, Prepare
+from .permutation import Permutation
 from .samples import Sample
 from .sentences import Cut
 
+# With pieces "spread", a unit gives at most this share of a batch at a time.
+_SHARE = 4
+# With pieces "shuffled", units are mixed until their pieces fill this many batches.
+_WINDOW = 16
 # At most this many units wait for a batch that has enough left for them; with more a batch goes out short. Bounds memory and what a resume reads again.
 _MOST_WAITING = 32
 _T = TypeVar("_T")
@@ -99,16 +104,18 @@ class Batcher:
     """Fills batches of `batch_size` pieces.
 
     The units that wait come first, oldest first; then new ones are read until the batch is full. A unit that does not fit in what is left waits
-    whole. One that is longer than any batch is broken: it takes what is left of the batch when it is the oldest, and goes on in the next.
+    whole. One that is longer than any batch is broken: it takes what is left of the batch when it is the oldest, and goes on in the next. With `spread`
+    a unit that is longer than a quarter of a batch gives a quarter to each batch, so that others come between; only when nothing more can be read, more.
     """
 
-    def __init__(self, samples: Samples, prepare: Prepare, batch_size: int, most_tokens: int | None = None, *, cutting: Cutting | None = None,
-                 halted: Callable[[], bool] = lambda: False):
+    def __init__(self, samples: Samples, prepare: Prepare, batch_size: int, most_tokens: int | None = None, *, spread: bool = False,
+                 cutting: Cutting | None = None, halted: Callable[[], bool] = lambda: False):
         """
         :param samples: read from where they are.
         :param prepare: makes the unit of a sample, such as :meth:`lmplay.data.continuation.Cutter.cut`.
         :param batch_size: the most pieces of a batch.
         :param most_tokens: no sample is taken once this many tokens to be learned have been.
+        :param spread: divide long units among batches.
         :param cutting: prepares the samples, perhaps ahead and elsewhere; None = here, sample by sample. The batches are the same.
         :param halted: asked before each sample; once it says True, :class:`Halted` is raised.
         """
@@ -116,6 +123,7 @@ class Batcher:
         self._cutting = cutting or (lambda reads: ((prepare(sample), after) for sample, after in reads))
         self._batch_size = batch_size
         self._most_tokens = most_tokens
+        self._most_of_unit = max(1, batch_size // _SHARE) if spread else None
         self._halted = halted
         self._read = self._tokens = 0
         self._ended = False  # the end of the samples has been seen
@@ -141,12 +149,13 @@ class Batcher:
         while len(pieces) < self._batch_size and len(self._waiting) < _MOST_WAITING:
             read = self._read_one()
             if read is None:
+                self._fill(pieces)
                 break
             if not self._place(read, pieces, oldest=not self._waiting):
                 self._waiting.append(read)
         if not pieces:
             return None
-        broken = sum(unit.placed > 0 for unit in self._waiting)
+        broken = sum(unit.placed > 0 and not self._spreads(unit) for unit in self._waiting)
         progress = self._waiting[0].progress if self._waiting else self._share_read()
         empty, self.empty = self.empty, 0
         return Batch(pieces, self.state(), broken, progress, empty)
@@ -208,11 +217,85 @@ class Batcher:
         """Give the share of the stage that has been read."""
         return self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
 
+    def _spreads(self, unit: Unit) -> bool:
+        """Tell whether a unit is divided among batches on purpose."""
+        return self._most_of_unit is not None and len(unit.pieces) > self._most_of_unit
+
+    def _fill(self, pieces: list[Piece]) -> None:
+        """Fill up one of the last batches with more of the units that are divided."""
+        for unit in self._waiting:
+            if self._spreads(unit):
+                taken = unit.pieces[unit.placed:][:self._batch_size - len(pieces)]
+                pieces += taken
+                unit.placed += len(taken)
+        self._waiting = [unit for unit in self._waiting if unit.placed < len(unit.pieces)]
+
     def _place(self, unit: Unit, pieces: list[Piece], oldest: bool) -> bool:
         """Put what fits of a unit into the batch; tell whether all of it is in batches now."""
         left = unit.pieces[unit.placed:]
         free = self._batch_size - len(pieces)
-        if len(left) <= free or (free and oldest and len(unit.pieces) > self._batch_size):
+        if self._spreads(unit):
+            assert self._most_of_unit is not None
+            taken = left[:min(free, self._most_of_unit)]
+            pieces += taken
+            unit.placed += len(taken)
+        elif len(left) <= free or (free and oldest and len(unit.pieces) > self._batch_size):
             pieces += left[:free]
             unit.placed += min(free, len(left))
         return unit.placed == len(unit.pieces)
+
+
+class ShuffledBatcher(Batcher):
+    """Fills batches from a window of units, mixed: the pieces of a unit keep their order, and are wherever chance puts them.
+
+    A window is units of at least 16 batches together; its batches are equally long, up to one piece.
+    """
+
+    def next(self) -> Batch | None:
+        """See :class:`Batcher`."""
+        while self._given == self._n_batches:
+            if not self._read_window():
+                return None
+        begin, end = (len(self._window) * number // self._n_batches for number in (self._given, self._given + 1))
+        self._given += 1
+        before, after = self._shares
+        progress = None if before is None or after is None else before + (after - before) * self._given / self._n_batches
+        empty, self.empty = self.empty, 0
+        return Batch(self._window[begin:end], self.state(), 0, progress, empty)
+
+    def state(self) -> dict[str, Any]:
+        """Give the position: where the window begins, and how many of its batches have been given."""
+        if self._given == self._n_batches:
+            return {**super().state(), "given": 0}
+        return {**self._before, "given": self._given}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position: the window is read again."""
+        super().restore(state)
+        if state.get("given"):
+            self._read_window()
+            self._given, self.empty = state["given"], 0
+
+    def _start(self) -> None:
+        """Begin to read from where the samples are."""
+        super()._start()
+        self._window: list[Piece] = []
+        self._given = self._n_batches = 0
+
+    def _read_window(self) -> bool:
+        """Read the units of the next window, and mix them; False where there is nothing more."""
+        self._before, share, first = super().state(), self._share_read(), self._read
+        units: list[list[Piece]] = []
+        count = 0
+        while count < _WINDOW * self._batch_size and (read := self._read_one()) is not None:
+            units.append(read.pieces)
+            count += len(read.pieces)
+        if not count:
+            self._window, self._given, self._n_batches = [], 0, 0
+            return False
+        owners = [number for number, pieces in enumerate(units) for _ in pieces]
+        order = Permutation(count, first)
+        in_order = [iter(pieces) for pieces in units]
+        self._window = [next(in_order[owners[order[place]]]) for place in range(count)]
+        self._given, self._n_batches, self._shares = 0, -(-count // self._batch_size), (share, self._share_read())
+        return True

@@ -66,12 +66,17 @@ class Permutation:
 
 
 class HeldOut:
-    """The rule that says which rows are for validation: in every block of rows, a seeded choice of a fixed number of them."""
+    """The rule that says which rows are for validation: in every block of rows, a seeded choice of a fixed number of them.
 
-    def __init__(self, fraction: float, seed: int):
+    `end` is the row behind the last block that rows are held out of; None = there is no last one.
+    """
+
+    def __init__(self, fraction: float, seed: int, most: int | None = None, n_rows: int | None = None):
         """
         :param fraction: share of the rows held out, 0 to 0.5; rounded to the nearest fraction with a denominator up to 1000.
         :param seed: integer that names the choice.
+        :param most: the most rows that are held out; None = no limit.
+        :param n_rows: the rows over which that many are spread; None = they are all among the first rows.
         """
         from fractions import Fraction
 
@@ -79,6 +84,12 @@ class HeldOut:
         if fraction > 0 and not exact:
             exact = Fraction(1, 1000)
         self._per_block, self._block = exact.numerator, exact.denominator
+        self.end: int | None = None
+        if most is not None and self._per_block:
+            if n_rows is None:
+                self.end = most // self._per_block * self._block
+            elif n_rows * exact > most:
+                self._per_block, self._block = 1, -(-n_rows // most)
         self._seed = seed
         self._choices: tuple[int, frozenset[int]] = (-1, frozenset())
 
@@ -87,7 +98,7 @@ class HeldOut:
 
         :param index: the row's ordinal number in its source.
         """
-        if not self._per_block:
+        if not self._per_block or (self.end is not None and index >= self.end):
             return False
         block, offset = divmod(index, self._block)
         return offset in self._chosen(block)
@@ -96,7 +107,7 @@ class HeldOut:
         """Count the held-out rows among the first `n_rows`."""
         if not self._per_block:
             return 0
-        blocks, rest = divmod(n_rows, self._block)
+        blocks, rest = divmod(n_rows if self.end is None else min(n_rows, self.end), self._block)
         return blocks * self._per_block + sum(offset < rest for offset in self._chosen(blocks))
 
     def _chosen(self, block: int) -> frozenset[int]:

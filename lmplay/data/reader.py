@@ -16,7 +16,8 @@ class Order:
     """How a source is read.
 
     `seed` names the order; `shuffle` turns it on; `buffer` is the number of streamed rows permuted together; `held_out` is the share of
-    rows kept for validation, `held_out_seed` names their choice; `validation` reads those rows instead of the others, unshuffled.
+    rows kept for validation, `most_held_out` the most of them (None = no limit), `held_out_seed` names their choice; `validation` reads those rows
+    instead of the others, unshuffled.
     """
 
     seed: int = 0
@@ -25,6 +26,7 @@ class Order:
     held_out: float = 0.0
     validation: bool = False
     held_out_seed: int = 0
+    most_held_out: int | None = None
 
 
 class Reader(Protocol):
@@ -66,7 +68,8 @@ class IndexedReader:
         self.endless = source.n_rows is None
         self._source = source
         self._order = order
-        self._held_out = _choose_held_out(source.n_rows, order)
+        most = None if self.endless else order.most_held_out  # of rows without end nothing is missed
+        self._held_out = _choose_held_out(source.n_rows, order, most, source.n_rows)
         self.rows_per_epoch = _count_rows(source.n_rows, self._held_out, order)
         self._epoch = self._offset = 0
         self._start_epoch()
@@ -112,7 +115,8 @@ class StreamedReader:
         self.endless = False
         self._source = source
         self._order = order
-        self._held_out = _choose_held_out(source.n_rows, order)
+        # Rows held out far apart would cost a validation all rows between them, so they are among the first ones.
+        self._held_out = _choose_held_out(source.n_rows, order, order.most_held_out, None)
         self.rows_per_epoch = _count_rows(source.n_rows, self._held_out, order)
         self._begin(epoch=0)
 
@@ -168,7 +172,8 @@ class StreamedReader:
         self._block = self._stream.state()
         block = list(islice(iter(self._take, None), self._order.buffer))
         self._read = len(block)
-        self._ended = self._read < self._order.buffer
+        past_held_out = self._held_out.end is not None and self._ordinal + self._read >= self._held_out.end
+        self._ended = self._read < self._order.buffer or (self._order.validation and past_held_out)
         rows = [(index, row) for index, row in enumerate(block, self._ordinal) if (index in self._held_out) == self._order.validation]
         self._offset = 0
         if self._order.shuffle and not self._order.validation and rows:
@@ -177,10 +182,10 @@ class StreamedReader:
         self._rows = rows
 
 
-def _choose_held_out(n_rows: int | None, order: Order) -> HeldOut:
+def _choose_held_out(n_rows: int | None, order: Order, most: int | None, spread_over: int | None) -> HeldOut:
     """Make the rule for validation rows; a source with too few rows to hold one out of keeps all for training."""
     too_few = n_rows is not None and n_rows * order.held_out < 1
-    return HeldOut(0.0 if too_few else order.held_out, order.held_out_seed)
+    return HeldOut(0.0 if too_few else order.held_out, order.held_out_seed, most, spread_over)
 
 
 def _count_rows(n_rows: int | None, held_out: HeldOut, order: Order) -> int | None:

@@ -175,6 +175,17 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
     return reading
 
 
+def text_field(name: str, columns: Iterable[str], roles: dict[str, str] | None) -> str:
+    """Find the field that holds the text of a row; raises UserError where there is none."""
+    fields = list(columns)
+    forms = [form_of(roles)] if roles is not None else list(usual_forms(fields).values())
+    found = next((form.roles["text"] for form in forms if "text" in form.roles), None)
+    if found is None:
+        raise UserError(f"source {name}: \"rows\": \"articles\" joins texts, and no text column was found (its columns: {', '.join(fields) or 'none'}). Leave "
+                        "'rows' out, or say which column has the text with \"columns\": {\"text\": \"…\"}.")
+    return found
+
+
 def _proposed(fields: list[str]) -> str:
     """Say how to name the columns, for fields with none of the usual names."""
     by_name = {field.lower(): field for field in fields}

@@ -8,17 +8,22 @@ from typing import Any
 from zlib import crc32
 
 from ..errors import UserError
+from ..plan.curriculum import DATA_RULES
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
 from .look import describe_reading, look_at
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
-from .samples import Reading, choose_reading
+from .samples import Reading, choose_reading, text_field
 from .sources import AnySource, IndexedSource, open_source, opener_of
+from .sources.articles import join_articles
 from .stream import Length, SampleStream
 
-DEFAULT_HELD_OUT = 0.1
+# How pieces are divided among batches, by the rules of the stage.
+_PIECES = {1: "together", 2: "spread"}
+# By default this share of a source's rows is held out, but no more than so many rows.
+DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
 
 class StageData:
@@ -28,16 +33,18 @@ class StageData:
     seeded fraction of its rows, which training then never sees.
     """
 
-    def __init__(self, stage: Stage, folder: Path, seed: int, validation_seed: int = 0):
+    def __init__(self, stage: Stage, folder: Path, seed: int, validation_seed: int = 0, rules: int = DATA_RULES):
         """
         :param stage: a stage of a plan.
         :param folder: where data sets are kept.
         :param seed: the run's seed; the stage's `shuffle` may name another for the order.
         :param validation_seed: names the choice of held-out rows.
+        :param rules: those by which the stage began, see :data:`lmplay.plan.curriculum.DATA_RULES`.
         :raises UserError: one line a fault, for all sources together.
         """
         self._stage = stage
         self._seed, self._validation_seed = seed, validation_seed
+        self._rules = rules
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
         self._forms: list[dict[str, Any]] = []
@@ -61,6 +68,11 @@ class StageData:
         if faults:
             raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
         self.open_samples()  # refuses now what can't be read for the length asked for
+
+    @property
+    def pieces(self) -> str:
+        """How the pieces of a long sample are divided among batches: together, spread or shuffled."""
+        return self._stage.pieces or _PIECES[self._rules]
 
     @property
     def length_is_known(self) -> bool:
@@ -87,6 +99,10 @@ class StageData:
     def rows_per_epoch(self) -> list[int | None]:
         """Give the number of training rows of each source; None where it is unknown or endless."""
         return [open_reader(source, self._order(number, validation=False)).rows_per_epoch for number, source in enumerate(self.sources)]
+
+    def held_out_rows(self) -> list[int | None]:
+        """Give the number of rows that are held out of each source; None where it is unknown or endless."""
+        return [open_reader(source, self._order(number, validation=True)).rows_per_epoch for number, source in enumerate(self.sources)]
 
     def validation_names(self) -> list[str]:
         """Name the source of each number that validation samples carry."""
@@ -122,7 +138,7 @@ class StageData:
         readers = [state if same_data(old, now) else _carried(state, source)
                    for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
         samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
-        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": []}
+        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": [], "given": 0}
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.
@@ -149,39 +165,46 @@ class StageData:
         """Open one source, with the validation rows that it has of its own, and decide how its rows are read."""
         if spec.encoding_errors is not None and not opener_of(spec.path).of_files:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
-        source = open_source(spec, "train", folder)
-        assert source is not None
+        opened = open_source(spec, "train", folder)
+        assert opened is not None
+        source = _joined(opened, spec)
         self._readings.append(self._choose_reading(source, spec))
         self.sources.append(source)
         self._forms.append({"form": self._readings[-1].begins, "chat": spec.chat})
         alike = sum(other.name == source.name for other in self.sources)
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation
-        if settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None):
+        if self._holds_out_by_default():
             has_own = self._open_own(spec, "validation", folder, self.names[-1])
             self._held_out.append(0.0 if has_own else DEFAULT_HELD_OUT)
-        else:
+        elif settings is not None:
             if settings.split is not None:
                 self._open_own(spec.model_copy(update={"split": settings.split}), "train", folder, self.names[-1])
             self._held_out.append(settings.fraction or 0.0)
+
+    def _holds_out_by_default(self) -> bool:
+        """Tell whether the plan leaves it to the program which rows are held out."""
+        settings = self._stage.validation
+        return settings is None or (settings.fraction is None and settings.split is None and settings.dataset is None)
 
     def _open_own(self, spec: SourceSpec, split: str, folder: Path, name: str | None = None) -> bool:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
+            source = _joined(source, spec)
             self._own.append((source, self._choose_reading(source, spec, " (validation rows)"), spec))
             self._own_names.append(name or source.name)
         return source is not None
 
     def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "") -> Reading:
         """Decide how the rows of a source become samples, after a look at some of them, and note what there is to say about it."""
-        look = look_at(source)
+        look, roles = look_at(source), None if spec.rows == "articles" else spec.columns
         columns = list(dict.fromkeys((*(source.columns or ()), *look.fields)))
         if source.columns is None and not columns and not look.bad:
             raise UserError(f"source {source.name}: it is empty.")
         certain = look.whole or not (source.columns is None or source.rows_differ)
-        reading = choose_reading(source.name, columns, spec.columns, spec.chat, source.has_nats, list(look.rows.values()), certain)
-        reads, warnings = describe_reading(source, reading, look, (spec.columns or {}).values())
+        reading = choose_reading(source.name, columns, roles, spec.chat, source.has_nats, list(look.rows.values()), certain)
+        reads, warnings = describe_reading(source, reading, look, (roles or {}).values())
         self.reads.append(f"{source.name}{whose}: {reads}")
         self.reads += [f"{source.name}{whose}: {note}" for note in source.notes]
         self.warnings += warnings
@@ -197,7 +220,17 @@ class StageData:
         # Not by the path of local files: a folder that has been moved has the same rows held out. A `?` (`builtin:tales?seed=1`) counts as a glob, as in the
         # files of all versions.
         identity = 0 if opener_of(spec.path).of_files or has_magic(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
-        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity))
+        most = MOST_HELD_OUT if self._rules >= 2 and self._holds_out_by_default() else None
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity), most)
+
+
+def _joined(source: AnySource, spec: SourceSpec) -> AnySource:
+    """Join the rows of a source, if that is asked for."""
+    if spec.row_bytes is not None and "block" not in source.fingerprint:
+        raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
+    if spec.rows != "articles":
+        return source
+    return join_articles(source, text_field(source.name, source.columns or look_at(source).fields, spec.columns))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

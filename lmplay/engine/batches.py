@@ -6,11 +6,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..data.batcher import Batch, Batcher
+from ..data.batcher import Batch, Batcher, ShuffledBatcher
 from ..data.collate import MiniBatch, collate
 from ..data.continuation import Piece
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
+from ..data.stream import SampleStream
 from ..data.workers import Workers
 from .run import OpenStage
 
@@ -77,6 +78,15 @@ class End:
     empty: int
 
 
+def open_batcher(stage: OpenStage, samples: SampleStream, prepare: Callable[[Sample], list[Piece]], **options: Any) -> Batcher:
+    """Make what fills a stage's batches, from the beginning of the samples on; `options` are those of :class:`lmplay.data.batcher.Batcher`."""
+    pieces = stage.data.pieces if stage.objective.divides_samples else "together"
+    size, most_tokens = stage.settings.batch_size, stage.stage.tokens
+    if pieces == "shuffled":
+        return ShuffledBatcher(samples, prepare, size, most_tokens, **options)
+    return Batcher(samples, prepare, size, most_tokens, spread=pieces == "spread", **options)
+
+
 class Batches:
     """Gives a stage's batches from where its state says."""
 
@@ -111,8 +121,7 @@ class Batches:
         What is shared with them is only read: sources, tokenizer and cutter; no random numbers are drawn.
         """
         with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
-            batcher = Batcher(self.stream, self._prepare, self._stage.settings.batch_size, self._stage.stage.tokens,
-                              cutting=workers.cut if workers else None, halted=halted)
+            batcher = open_batcher(self._stage, self.stream, self._prepare, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 batcher.restore(self._position)
             while (batch := batcher.next()) is not None:

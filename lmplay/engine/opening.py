@@ -31,7 +31,7 @@ from ..device.machine import threads_to_use
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
-from ..errors import Faults, Unavailable, UserError
+from ..errors import Faults, Unavailable, UserError, printable
 from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
@@ -105,7 +105,7 @@ def outline(settings: Settings, plan: Plan) -> Outline:
     if stored is not None:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
-    return Outline(settings, plan, path, found, curriculum, spec)
+    return Outline(settings, curriculum.plan, path, found, curriculum, spec)
 
 
 def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], say: Say) -> dict[str, OpenStage]:
@@ -122,7 +122,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
         with faults.collected():
             settings = outline.stage_settings(stage)
         with faults.collected():
-            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed)
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules)
         if settings is None or data is None:
             continue
         with faults.collected():
@@ -438,8 +438,8 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
 def _mend_stats(record: RunRecord, folder: Path, plan: Plan, experiment: str, report: Report) -> None:
     """Write the statistics that the checkpoint knows and the folder lacks, and say which other run's are replaced."""
     for other in record.replaces(folder, [stage.name for stage in plan.stages]):
-        report.say(f"WARNING: {folder} has statistics of another run ({other}) of a model of the name {record.model}; those of this run ({record.run}) "
-                   "replace them. Another --out-dir would keep them.")
+        report.say(f"WARNING: {folder} has statistics of another run ({printable(other)}) of a model of the name {record.model}; those of this run "
+                   f"({record.run}) replace them. Another --out-dir would keep them.")
     try:
         record.mend(folder, experiment)
     except OSError as error:

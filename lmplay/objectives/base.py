@@ -31,6 +31,9 @@ class Result:
 class Objective(ABC):
     """What is minimised on a batch.  Another package offers one by an entry point of the group ``lmplay.objectives``: ``name = "module:Class"``."""
 
+    divides_samples = False
+    """Whether the pieces of a sample may go into several batches, as the stage's `pieces` says; else they share one, as far as they fit in."""
+
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
 

@@ -21,6 +21,8 @@ gradient more often), and 0.2 GB for each of two float32 buffers at GPT-2's voca
 class NextToken(Objective):
     """Cross-entropy of the tokens that the model gives to the truth."""
 
+    divides_samples = True
+
     def __init__(self, chunk: int = CHUNK):
         """
         :param chunk: positions whose logits are held at once.

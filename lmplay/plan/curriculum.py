@@ -2,12 +2,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import UserError
+from .catalog import CATALOG
 from .load import plan_from_json, shown
 from .schema import Plan, SourceSpec, Stage
+
+# The rules by which a stage makes samples and batches of its data where the plan does not say it. A stage that has begun keeps those that it began with:
+# 1 = a tenth of the rows is held out, however many they are, wikitext is read line by line, and the pieces of a sample are together; 2 = at most 5,000 rows are
+# held out, wikitext is read as articles, and pieces are spread.
+DATA_RULES = 2
 
 
 @dataclass
@@ -17,7 +24,8 @@ class StageState:
     `position` is where its samples go on (None = at the start), `fingerprints` identify the data of its sources (None = the stage has not begun), and
     `context_len` is the length that its texts are cut to. `judged_by` identifies the samples of its validations. For early stopping, `best_loss` is the best
     validation loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was
-    to follow the last step. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time.
+    to follow the last step. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
+    :data:`DATA_RULES` that it began with.
     """
 
     name: str
@@ -31,6 +39,7 @@ class StageState:
     lowest_loss: float | None = None
     lowest_samples: int | None = None
     judged_by: str | None = None
+    rules: int = DATA_RULES
 
 
 class Curriculum:
@@ -67,8 +76,11 @@ class Curriculum:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's position; the plans must agree in all stages that have begun (:meth:`check_past`)."""
         known = {field.name for field in fields(StageState)}  # files of version 0.1 have more
-        begun = [StageState(**{key: value for key, value in stage.items() if key in known}) for stage in state["stages"] if stage["fingerprints"] is not None]
+        begun = [StageState(**{"rules": 1, **{key: value for key, value in stage.items() if key in known}})
+                 for stage in state["stages"] if stage["fingerprints"] is not None]
         self.states[:len(begun)] = begun
+        stages = [_by_rules(stage, state.rules) for stage, state in zip(self.plan.stages, self.states, strict=True)]
+        self.plan = self.plan.model_copy(update={"stages": stages})
 
     def check_past(self, stored_plan: dict[str, Any], stored: dict[str, Any]) -> None:
         """Check that this plan agrees with that of a checkpoint in all stages that have begun; the others may differ.
@@ -82,7 +94,7 @@ class Curriculum:
         for i, (stage, state) in enumerate(zip(before.stages, stored["stages"], strict=True)):
             if state["fingerprints"] is None:
                 continue
-            now = self.plan.stages[i] if i < len(self.plan.stages) else None
+            now = _by_rules(self.plan.stages[i], state.get("rules", 1)) if i < len(self.plan.stages) else None
             if now is None or _without_local_paths(now) != _without_local_paths(stage):
                 faults.append(f"stage '{stage.name}' has been {'done' if state['done'] else 'begun'} and differs in this plan: {_differences(stage, now)}.")
         if faults:
@@ -109,10 +121,25 @@ def _without_local_paths(stage: Stage) -> Stage:
     def blank(spec: SourceSpec) -> SourceSpec:
         return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
 
+    return _with_sources(stage, blank)
+
+
+def _by_rules(stage: Stage, rules: int) -> Stage:
+    """Give a stage as it was when short names of data sets had the meaning of other :data:`DATA_RULES`."""
+    joined = [(entry.source["path"], entry.source.get("config")) for entry in CATALOG.values() if entry.source.get("rows") == "articles"]
+
+    def as_lines(spec: SourceSpec) -> SourceSpec:
+        return spec.model_copy(update={"rows": None}) if (spec.path, spec.config) in joined else spec
+
+    return stage if rules >= 2 else _with_sources(stage, as_lines)
+
+
+def _with_sources(stage: Stage, change: Callable[[SourceSpec], SourceSpec]) -> Stage:
+    """Copy a stage with each of its sources changed."""
     validation = stage.validation
     if validation is not None and validation.dataset is not None:
-        validation = validation.model_copy(update={"dataset": blank(validation.dataset)})
-    return stage.model_copy(update={"dataset": [blank(spec) for spec in stage.dataset], "validation": validation})
+        validation = validation.model_copy(update={"dataset": change(validation.dataset)})
+    return stage.model_copy(update={"dataset": [change(spec) for spec in stage.dataset], "validation": validation})
 
 
 def _differences(before: Stage, now: Stage | None) -> str:

@@ -26,7 +26,7 @@ from .options import MOST
 from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
 from .used import is_record
 
-_HUB_PATH = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
@@ -247,10 +247,11 @@ def _locate(path: str, folder: Path) -> str:
         names = [name for root in roots for name in _names_in(os.path.dirname(os.path.join(root, local)))]
         near = nearest(os.path.basename(local), names) or (nearest_source(path) if ":" in path else "")
         raise UserError(f"found {shown(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(roots)}).{near}")
-    if _HUB_PATH.fullmatch(path):
+    if _HUB_PATH.fullmatch(path) and ("/" in path or not nearest_source(path)):
         return path
-    raise UserError(f'found {shown(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name", a file or folder that exists, '
-                    f"or {', '.join([BUILTINS[0], *(f'{name}:...' for name in source_kinds() if name != 'builtin')])}.{nearest_source(path)}")
+    kinds = ", ".join([BUILTINS[0], *(f"{name}:..." for name in source_kinds() if name != "builtin")])
+    raise UserError(f'found {shown(path)}, allowed: a short name ({", ".join(CATALOG)}), a hub path "owner/name" (without the owner too, unless it is almost '
+                    f"a short name), a file or folder that exists, or {kinds}.{nearest_source(path)}")
 
 
 def _faults(model: type[Part], raw: Any, where: str) -> list[str]:

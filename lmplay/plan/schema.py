@@ -121,6 +121,8 @@ class SourceSpec(Part):
     weight: float | None = option("Share of this source in the mix", "a number above 0", gt=0)
     encoding_errors: Literal["replace", "refuse"] | None = option("What is done with bytes that are not UTF-8", "replace (and count) or refuse")
     on_bad_row: Literal["skip", "stop"] | None = option("What is done with a row that cannot be read", "skip (and count) or stop")
+    row_bytes: int | None = option("Longest row of a text file, in bytes", "a whole number, 64 or more", ge=64)
+    rows: Literal["lines", "articles"] | None = option("How rows become texts", "lines (each row is one) or articles (rows are joined at their headings)")
     chat: Literal["plain", "tokenizer"] | None = option("How chats are written out", "plain or tokenizer (its chat template)")
 
     @classmethod
@@ -199,6 +201,8 @@ class Overrides(Part):
     shuffle: Annotated[
         Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")
     ] | None = option("Shuffling", 'true, false, or {"seed": ..., "buffer": ...}')
+    pieces: Literal["together", "spread", "shuffled"] | None = option(
+        "How the pieces of a long sample are divided among batches", "together, spread (a quarter of a batch at a time) or shuffled (within 16 batches)")
     validation: Validation | None = option(
         "Validation rows", 'a fraction from 0 (none) to 0.5, a split name, or an object with fraction, split or dataset, and samples')
     stopping: Literal["first_exhausted", "all_exhausted"] | None = option("When an epoch of a mix ends", "first_exhausted or all_exhausted")

@@ -235,7 +235,8 @@ def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
     for panel in panels:
         for line in panel.lines:
             if len(line.x) < FEW_POINTS or (panel.is_share and not panel.difference):
-                values.append(line.y)
+                band = 0.0 if line.band is None else np.nan_to_num(line.band)
+                values += [line.y - band, line.y + band]
                 continue
             late = line.x >= line.x[0] + START * (line.x[-1] - line.x[0])
             usual = np.sort(line.raw[late])[: -1 - late.sum() // RARE]

@@ -165,12 +165,18 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str,
     seconds = None if steps is None else steps * (timer.seconds_per_update + timer.seconds_per_slot * counts["slots"] / measured.batches)
     known = None if samples is None else round(samples * measured.tokens_per_sample)
     tokens, error = (known, measured.error(share)) if most_tokens is None else measured.tokens_of_length(most_tokens)
-    return {"name": name, "sources": [{"name": source.name, "rows": source.n_rows} for source in stage.data.sources], "reads": stage.data.reads,
+    return {"name": name, "sources": _rows_of_sources(stage.data), "reads": stage.data.reads,
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "skipped": dict(measured.skipped), "rows_read": measured.reached["samples"] + measured.skipped.total(),
             "losses": describe_losses(measured.reached), "tokens": tokens, "tokens_error": error, "pieces_per_sample": counts["pieces"] / looked_at,
             "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "padding_share": counts["padding"] / counts["slots"],
             "steps": steps, "seconds": seconds}
+
+
+def _rows_of_sources(data: StageData) -> list[dict[str, Any]]:
+    """Count the rows of each source, those of them that are trained on, and those that are held out."""
+    counts = zip(data.names, data.sources, data.rows_per_epoch(), data.held_out_rows(), strict=True)
+    return [{"name": name, "rows": source.n_rows, "rows_trained_on": trained, "rows_held_out": held_out} for name, source, trained, held_out in counts]
 
 
 def _compare(data: StageData) -> dict[str, Any]:

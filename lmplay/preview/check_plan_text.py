@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..words import bytes_in_words, duration
+from ..words import bytes_in_words, duration, rows_in_words
 from .show import sample_in_words
 
 
@@ -13,8 +13,7 @@ def to_text(found: dict[str, Any]) -> str:
     lines = [f"model       {found['model']}: {found['parameters']:,} parameters", f"tokenizer   {found['tokenizer']}: {found['vocabulary']:,} tokens",
              f"device      {found['device']}, {found['precision']}"]
     for stage in found["stages"]:
-        sources = (f"{source['name']} ({'rows not counted' if source['rows'] is None else format(source['rows'], ',') + ' rows'})"
-                   for source in stage["sources"])
+        sources = (f"{source['name']} ({rows_in_words(source['rows_trained_on'], source['rows_held_out'])})" for source in stage["sources"])
         lines += ["", f"== stage {stage['name']}: {', '.join(sources)}", *(f"   {name:<12}{text}" for name, text in _stage_lines(stage))]
     for stage in found["stages"]:
         for sample in stage["first_samples"]:

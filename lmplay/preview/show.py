@@ -14,6 +14,7 @@ from ..data.batcher import Batch, Batcher
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..data.stream import describe_losses, describe_skipped, nothing_to_train_on
+from ..engine.batches import open_batcher
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import open_stages, outline
 from ..engine.run import OpenStage
@@ -36,13 +37,13 @@ class StageView:
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
-        self.context_len, self._tokens = opened.settings.context_len, opened.stage.tokens
+        self.context_len, self._opened = opened.settings.context_len, opened
         cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
         self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=cutter)
 
     def batcher(self) -> Batcher:
         """Make the batches of the stage from its beginning."""
-        return Batcher(self.data.open_samples(), self.prepare, self.batch_size, self._tokens)
+        return open_batcher(self._opened, self.data.open_samples(), self.prepare)
 
     def batch(self, number: int) -> Batch:
         """Return a batch of the stage, counted from 1, by making those before it; raises UserError when the stage has fewer batches."""
@@ -99,10 +100,11 @@ def _open(settings: Settings, plan: Plan, shown: list[Stage], say: Callable[[str
     """Open stages as a run that begins, or resumes, with this model file would."""
     ahead = outline(settings, plan)
     all_needed = ahead.spec.tokenizer is None and trained_size(tokenizer_name(ahead.settings, plan)) is not None  # a tokenizer is trained on all stages
-    stages = zip(plan.stages, ahead.curriculum.states, strict=True)
-    opened = open_stages(ahead, [(stage, state) for stage, state in stages if all_needed or stage in shown], say)
+    names = [stage.name for stage in shown]
+    stages = zip(ahead.plan.stages, ahead.curriculum.states, strict=True)
+    opened = open_stages(ahead, [(stage, state) for stage, state in stages if all_needed or stage.name in names], say)
     tokenizer = ahead.tokenizer(stage.data for stage in opened.values())
-    return [StageView(ahead.settings, opened[stage.name], tokenizer) for stage in shown]
+    return [StageView(ahead.settings, opened[name], tokenizer) for name in names]
 
 
 def _flags(piece: Piece) -> list[bool]:

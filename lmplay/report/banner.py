@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..words import bytes_in_words, clock, counted
+from ..words import bytes_in_words, clock, counted, rows_in_words
 from .records import RunStart, StageStart
 
 
@@ -44,7 +44,7 @@ def banner_fields(start: RunStart) -> dict[str, Any]:
 
 def stage_lines(stage: StageStart) -> list[str]:
     """Say what a stage reads, and how it trains."""
-    rows = " + ".join(f"{name} ({'endless' if count is None else f'{count:,} rows'})" for name, count in stage.rows.items())
+    rows = " + ".join(f"{name} ({rows_in_words(count, stage.held_out[name])})" for name, count in stage.rows.items())
     lines = [f"\n== stage {stage.name}: {rows}", *(f"   reads {line}" for line in stage.reads),
              f"   batch {stage.batch_size}, context {stage.context_len}, lr {stage.lr:g} {stage.schedule}"
              + (f", {stage.frozen} parameters frozen" if stage.frozen else "")]

@@ -82,10 +82,10 @@ class RunStart:
 class StageStart:
     """A stage that begins, or goes on.
 
-    `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source (None = endless or unknown), `frozen`
-    counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token and bits per byte (None = unknown). `to_come` are
-    samples and tokens of the stages after this one (None = unknown). `reads` are lines: which columns are read as what, and which files. `validation_samples`
-    are those of a validation (None = all held-out ones).
+    `progress` is the run's. `samples` of the stage's `total` (None = unknown) are done. `rows` are those of each source that are trained on, `held_out` those
+    that are not (None = endless or unknown). `frozen` counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token
+    and bits per byte (None = unknown). `to_come` are samples and tokens of the stages after this one (None = unknown). `reads` are lines: which columns are
+    read as what, and which files. `validation_samples` are those of a validation (None = all held-out ones).
     """
 
     name: str
@@ -93,6 +93,7 @@ class StageStart:
     samples: int
     total: int | None
     rows: Mapping[str, int | None]
+    held_out: Mapping[str, int | None]
     batch_size: int
     context_len: int
     lr: float

@@ -65,7 +65,7 @@ class Report:
     def start_stage(self, stage: StageStart) -> None:
         """Say what a stage reads, and start its progress line."""
         self._console.say("\n".join(stage_lines(stage)), "stage", stage=stage.name, samples=stage.progress.samples, of=stage.total, rows=stage.rows,
-                          reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
+                          held_out_rows=stage.held_out, reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
                           lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation)
         self._last_line = time.monotonic()
         self._progress.start_stage(stage)

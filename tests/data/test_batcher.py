@@ -1,5 +1,7 @@
 """Batches: nothing lost, units whole, progress, and positions.  Invariants 1 and 3, and the position of 5."""
+import json
 from collections import Counter
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from texts import BYTES
 from units import CUT, SIZES, Given
 
-from lmplay.data.batcher import Batcher
+from lmplay.data.batcher import Batcher, ShuffledBatcher
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
 
@@ -94,6 +96,51 @@ def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
     tokens = [13 * size + 1 for size in sizes]
     expected = next((n for n in range(1, len(sizes) + 1) if sum(tokens[:n]) >= most), len(sizes))
     assert len(samples) == expected
+
+
+WAYS = [partial(Batcher, spread=True), ShuffledBatcher]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["spread", "shuffled"])
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 20), st.integers(0, 40), st.sampled_from([None, 100, 900]))
+@settings(max_examples=150)
+def test_long_samples_are_divided_in_order_and_go_on_from_any_position(way, sizes, batch_size, stop, most_tokens):
+    batcher = way(Given(sizes), CUT, batch_size, most_tokens)
+    positions, found = [batcher.state()], []
+    while (batch := batcher.next()) is not None:
+        found.append((signature(batch), batch.progress, batch.position))
+        positions.append(batch.position)
+    placed = [piece for pieces, *_ in found for piece in pieces]
+    read = len({row for row, _ in placed})
+    assert sorted(placed) == [(row, number) for row in range(read) for number in range(len(CUT(Sample("", "abc def ghi. " * sizes[row]))))]
+    for row in range(read):
+        numbers = [number for of, number in placed if of == row]
+        assert numbers == sorted(numbers)
+    assert read == len(sizes) or most_tokens is not None
+    assert all(1 <= len(pieces) <= batch_size for pieces, *_ in found)
+    stop = min(stop, len(found))
+    position = json.loads(json.dumps(positions[stop]))
+    resumed = way(Given(sizes), CUT, batch_size, most_tokens)
+    resumed.restore(position)
+    assert [(signature(batch), batch.progress, batch.position) for batch in iter(resumed.next, None)] == found[stop:]
+
+
+def test_a_long_sample_takes_a_quarter_of_a_batch_while_there_are_others():
+    sizes = [40, 3, 40, 2, 40, 2, 2, 40, 40, *[1] * 30]
+    batches = list(iter(Batcher(Given(sizes), CUT, 16, spread=True).next, None))
+    shares = [Counter(row for row, _ in signature(batch)) for batch in batches]
+    assert all(max(share.values()) <= 4 for share in shares[:8])
+    assert all(len(batch.pieces) == 16 for batch in batches[:-1])  # the last ones are filled with what is left of the long ones
+    assert all(sum(row in share for share in shares) == 1 for row in range(len(sizes)) if sizes[row] < 4)  # short ones stay together
+    assert sum(batch.broken for batch in batches) == 0
+    together = list(iter(Batcher(Given(sizes), CUT, 16).next, None))
+    assert max(max(Counter(row for row, _ in signature(batch)).values()) for batch in together) == 16
+
+
+def test_shuffled_pieces_are_of_many_samples():
+    batches = list(iter(ShuffledBatcher(Given([40] * 20), CUT, 16).next, None))
+    assert all(len({row for row, _ in signature(batch)}) >= 4 for batch in batches)
+    assert {len(batch.pieces) for batch in batches} <= {15, 16}
 
 
 class Texts:

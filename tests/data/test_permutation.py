@@ -44,3 +44,16 @@ def test_orders_are_new_each_epoch_and_for_each_source_and_spread_evenly():
     cells = Counter((place // 50, index // 50) for order in orders.values() for place, index in enumerate(order))
     chi_square = sum((cells[a, b] - 100) ** 2 / 100 for a in range(8) for b in range(8))
     assert chi_square < 100  # 49 degrees of freedom: above 100 once in 25,000 draws
+
+
+@given(st.sampled_from([0.1, 1 / 3, 0.5]), st.integers(1, 3000), st.integers(1, 60), st.booleans(), st.integers(0, 9))
+def test_no_more_rows_are_held_out_than_the_most(fraction, n, most, spread, seed):
+    rule, unlimited = HeldOut(fraction, seed, most, n if spread else None), HeldOut(fraction, seed)
+    held = [i for i in range(n) if i in rule]
+    assert len(held) == rule.count(n) <= most
+    if unlimited.count(n + unlimited.count(n)) <= most:
+        assert held == [i for i in range(n) if i in unlimited]  # the limit changes nothing where it is not reached
+    elif spread and n * fraction > most and n >= 4 * most:
+        assert len(held) >= most / 2 - 1
+        assert max(b - a for a, b in pairwise([0, *held, n])) < 2 * -(-n // most) + 1  # from all of the rows alike
+    assert rule.end is None or all(i not in rule for i in range(rule.end, rule.end + 50))

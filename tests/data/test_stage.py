@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 from helpers import write_rows
 from rows import Flow, rows
-from stages import open_data, open_stage
+from stages import open_data, open_stage, refused_data
 from texts import BYTES
 
 from lmplay.data.batcher import Batcher
@@ -103,3 +103,39 @@ def test_the_rows_that_are_held_out_are_those_of_all_versions(tmp_path, path, he
     stage = Stage.model_validate({"name": "one", "dataset": path, "samples": 10})
     validation = StageData(stage, tmp_path, 3).open_validation()
     assert [validation.next().row for _ in held_out] == held_out
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_no_more_than_five_thousand_rows_are_held_out(tmp_path, streamed, monkeypatch):
+    monkeypatch.setattr("lmplay.data.stage.MOST_HELD_OUT", 50)  # instead of 5,000
+    path = str(write_rows(tmp_path / "a.jsonl", rows(3000, "a")))
+
+    def open_rows(**stage):
+        data = open_stage(tmp_path, {"dataset": path, **stage})
+        if streamed:
+            data.sources[0] = Flow(rows(3000, "a"))
+        return data
+
+    data = open_rows()
+    trained = [sample.row for sample in iter(data.open_samples().next, None)]
+    stream = data.open_validation()
+    held = [stream.next().row for _ in range(100)]
+    assert held[:50] == held[50:]
+    assert sorted({*trained, *held}) == list(range(3000))
+    assert len(trained) == 2950
+    assert (data.rows_per_epoch(), data.held_out_rows()) == (([None], [None]) if streamed else ([2950], [50]))
+    assert (max(held) < 500) == streamed  # a stream need not be read far for them, and of other rows they are from everywhere
+    assert streamed or open_rows(validation=0.1).held_out_rows() == [300]  # what the plan says counts
+
+
+def test_a_plan_says_how_long_the_rows_of_a_text_are(tmp_path):
+    text = "\n\n".join(f"Paragraph {i}. " + "It goes on. " * (i % 9) for i in range(200))
+    (tmp_path / "a.txt").write_text(text)
+    data = open_data(tmp_path / "a.txt", row_bytes=300)
+    rows = [data.sources[0][i]["text"] for i in range(data.sources[0].n_rows)]
+    assert "".join(rows) == text
+    assert all(len(row) <= 300 and row.endswith("\n\n") for row in rows[:-1])
+    assert data.fingerprints() != open_data(tmp_path / "a.txt").fingerprints()
+    assert open_data(tmp_path / "a.txt").rows_per_epoch() == [1]
+    write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
+    assert "'row_bytes' is for text files" in refused_data(tmp_path / "a.jsonl", row_bytes=300)

@@ -21,6 +21,7 @@ from units import CUT, SIZES, Given
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter
 from lmplay.engine.batches import Batches, Grouping, TrainBatch
+from lmplay.objectives.next_token import NextToken
 from lmplay.plan.curriculum import StageState
 from lmplay.report import report
 from lmplay.train.__main__ import main
@@ -67,7 +68,7 @@ def test_a_damaged_row_ends_a_run_with_one_line_and_the_state_saved(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     path = write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2)}] * 58)
     path.write_text(path.read_text() + "{broken\n")
-    write_plan(tmp_path, {"one": {"dataset": {"path": "rows.jsonl", "on_bad_row": "stop"}, "shuffle": False, "validation": 0}})
+    write_plan(tmp_path, {"one": {"dataset": {"path": "rows.jsonl", "on_bad_row": "stop"}, "shuffle": False, "validation": 0, "pieces": "together"}})
     assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "6", "--data-workers", str(workers)]) == 2
     line, = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("lmp_trainer: ")
@@ -160,7 +161,8 @@ def test_batches_come_with_their_mini_batches_and_end_with_the_position_behind_t
     data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": 0})
 
     def batches(position=None):
-        stage = SimpleNamespace(data=data, stage=SimpleNamespace(tokens=None), settings=SimpleNamespace(batch_size=5), state=StageState("s", position=position))
+        stage = SimpleNamespace(data=data, stage=SimpleNamespace(tokens=None), settings=SimpleNamespace(batch_size=5), state=StageState("s", position=position),
+                                objective=NextToken())
         return Batches(stage, Cutter(BYTES, 16).cut, Grouping(2, 1, 15, False), iter([0, 7, 7, 0]).__next__, workers)
 
     made = batches()

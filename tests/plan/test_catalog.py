@@ -10,7 +10,7 @@ from lmplay.plan.schema import SourceSpec
 
 def test_short_names_stand_for_sources_and_own_keys_win():
     (stage,) = load({"one": {"dataset": ["wikitext", {"path": "wikipedia", "config": "20231101.de", "split": None}]}}).stages
-    assert stage.dataset[0] == SourceSpec(path="Salesforce/wikitext", config="wikitext-103-raw-v1", streaming=False)
+    assert stage.dataset[0] == SourceSpec(path="Salesforce/wikitext", config="wikitext-103-raw-v1", streaming=False, rows="articles")
     assert stage.dataset[1] == SourceSpec(path="wikimedia/wikipedia", config="20231101.de")
     assert load({"one": {"dataset": {"path": "wikitext", "config": None}}}).stages[0].dataset == [stage.dataset[0]]
 

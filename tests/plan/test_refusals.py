@@ -65,7 +65,7 @@ MISTAKES = {
     "unknown level": (stage(dataset="builtin:tales/5", samples=9), ["key 'dataset'", 'found "builtin:tales/5"', "allowed: builtin:tales"]),
     "built-in with config": (stage(dataset={"path": "builtin:tales", "config": "x"}, samples=9), ["key 'dataset.config'", "built-in corpus"]),
     "bare word": (stage(dataset="wikipeda"), ["key 'dataset'", 'found "wikipeda"', "(wikipedia, ", "owner/name", "Did you mean 'wikipedia'?"]),
-    "bare word in a list": (stage(dataset=["wikitext", {"path": "imdb"}]), ["key 'dataset[1].path'", 'found "imdb"', "allowed: a short name"]),
+    "bare word in a list": (stage(dataset=["wikitext", {"path": "wikitxt"}]), ["key 'dataset[1].path'", 'found "wikitxt"', "allowed: a short name"]),
     "too many slashes": (stage(dataset="a/b/c"), ["key 'dataset'", 'found "a/b/c"', "allowed: a short name"]),
     "missing file": (stage(dataset="./no/such.txt"), ["key 'dataset'", 'found "./no/such.txt"', "allowed: a file, folder or glob that exists"]),
     "missing by suffix": (stage(dataset="tales.JSONL"), ["key 'dataset'", 'found "tales.JSONL"', "allowed: a file, folder or glob that exists"]),
@@ -104,7 +104,7 @@ MISTAKES = {
     "misspelt default": ({"$defaults": {"batch_sise": 3}, **stage()}, ["key '$defaults.batch_sise'", "unknown key", "'batch_size'"]),
     "wrong default": ({"$defaults": {"lr": "x"}, **stage()}, ["key '$defaults.lr'", 'found "x"', "allowed: a number above 0"]),
     "two default lengths": ({"$defaults": {"epochs": 1, "samples": 1}, **stage()}, ["key '$defaults.samples'", "together", "one of"]),
-    "default validation set": ({"$defaults": {"validation": {"dataset": "imdb"}}, **stage()}, ["key '$defaults.validation.dataset'", '"imdb"']),
+    "default validation set": ({"$defaults": {"validation": {"dataset": "wikitxt"}}, **stage()}, ["key '$defaults.validation.dataset'", '"wikitxt"']),
     "default epochs, endless": (
         {"$defaults": {"epochs": 2}, "one": {"dataset": "builtin:tales"}}, ["stage 'one', key 'dataset'", "never ends", "samples or tokens"]),
     "defaults unseen": (
@@ -133,7 +133,7 @@ def test_all_faults_are_reported_at_once():
     lines = faults({
         "$model": {"dropout": 2},
         "$tokenizer": "",
-        "first": {"dataset": ["imdb", {"path": "a/b", "split": 1}], "lr": 0, "epochs": 1, "samples": 1},
+        "first": {"dataset": ["wikitxt", {"path": "a/b", "split": 1}], "lr": 0, "epochs": 1, "samples": 1},
         "second": {"epohcs": 1},
         "sec/ond": {"dataset": "builtin:tales"},
     })

@@ -8,7 +8,7 @@ from curves import curves_of, edit, make_run, plot, words_in
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmplay.plotstats.compare import baseline_of, compare, ideas_of, student_quantile
+from lmplay.plotstats.compare import baseline_of, compare, comparison_lines, idea_lines, ideas_of, student_quantile
 from lmplay.plotstats.plot import draw_curve, draw_together
 
 COUNT = 200
@@ -76,8 +76,9 @@ def test_the_noise_of_seeds_counts_where_there_are_several(tmp_path, capsys):
     assert 0.1 < one["high"] < 0.4
     group = runs["d0_s1"]["group"]
     assert (group["n"], group["models"]) == (3, ["d0_s0", "d0_s1", "d0_s2"])
-    code, output, _ = plot(capsys, tmp_path)
-    assert code == 0
+    curves = curves_of(tmp_path, "validate")
+    ideas = ideas_of(curves, {curve.model: json.loads((tmp_path / f"{curve.model}_settings.json").read_text()) for curve in curves})
+    output = "\n".join([*idea_lines(ideas), *comparison_lines(compare(ideas, ideas[0]))])
     assert "d1 (3 seeds) against d0 (3 seeds), 200 samples of validation" in output
     assert "no difference beyond the noise of samples and seeds" in output
     assert "d0: 3 seeds (d0_s0, d0_s1, d0_s2)" in output

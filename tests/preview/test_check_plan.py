@@ -32,7 +32,7 @@ def test_a_stage_that_is_looked_at_whole_is_said_exactly(capsys, plan, tmp_path)
         assert stage["padding_share"] == pytest.approx(done["padding"] / done["places"])
         assert stage["pieces_per_sample"] == pytest.approx(done["pieces"] / done["total_train_samples"])
         assert (stage["tokens"], stage["tokens_error"]) == (done["total_train_tokens"], 0)
-    assert [source["rows"] for source in found["stages"][0]["sources"]] == [60, 40]
+    assert [(source["rows"], source["rows_trained_on"], source["rows_held_out"]) for source in found["stages"][0]["sources"]] == [(60, 54, 6), (40, 36, 4)]
     assert found["seconds"] > 0
     size = (tmp_path / "out" / "gpt2ish_model.lmp").stat().st_size
     assert found["checkpoint_bytes"] <= size < found["checkpoint_bytes"] * 1.5 + 2**20
@@ -106,8 +106,8 @@ def test_duplicates_and_overlap_are_counted(capsys, tmp_path):
 def test_people_can_read_it(capsys, plan, tmp_path):
     assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--check-plan"]) == 0
     text = capsys.readouterr().out
-    for word in ("== stage mix: a.jsonl (60 rows), b.jsonl (40 rows)", "== stage book", "tokens      4,", "padding", "duplicates", "memory", "disk",
-                 "forced"):
+    for word in ("== stage mix: a.jsonl (54 rows and 6 held out), b.jsonl (36 rows and 4 held out)", "== stage book", "tokens      4,", "padding",
+                 "duplicates", "memory", "disk", "forced"):
         assert word in text
 
 

@@ -50,7 +50,7 @@ def clock(monkeypatch):
 
 
 def stage_start(to_come=None, at=(0, 0, 0, 0.0)):
-    return StageStart("one", Progress(*at), 0, 100, {}, 5, 48, 0.1, "constant", 0, None, None, True, to_come)
+    return StageStart("one", Progress(*at), 0, 100, {}, {}, 5, 48, 0.1, "constant", 0, None, None, True, to_come)
 
 
 def step_done(number, loss_sum=20.0, n_truth=10, sources=None, own=None, share=None):

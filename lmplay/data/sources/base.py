@@ -21,6 +21,7 @@ class SourceSpec(Protocol):
     streaming: bool | None
     encoding_errors: Literal["replace", "refuse"] | None
     on_bad_row: Literal["skip", "stop"] | None
+    row_bytes: int | None
     columns: Any  # role to field, or None
 
 
@@ -82,6 +83,16 @@ class IndexedSource(Source, ABC):
         :raises BadRow: when the row cannot be parsed.
         :raises UserError: when nothing more can be read.
         """
+
+    def block(self, start: int, end: int) -> list[dict[str, Any] | BadRow]:
+        """Give the rows [start, end), or what is wrong with them; faster than one by one where rows are stored together."""
+        rows: list[dict[str, Any] | BadRow] = []
+        for index in range(start, end):
+            try:
+                rows.append(self[index])
+            except BadRow as bad:
+                rows.append(bad)
+        return rows
 
 
 class Table(ABC):

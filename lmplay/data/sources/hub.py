@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from ...errors import LmplayError, Unavailable, UserError
-from ...hub import Patience, first_line, hub_endpoint, hub_problem, outage_of
+from ...hub import Patience, first_line, hub_endpoint, hub_problem, outage_of, shared_cache
 from .base import AnySource, SourceSpec, StreamedSource
 from .library import (
     DatasetSource,
@@ -78,11 +78,13 @@ def prepared(spec: SourceSpec, split: str, folder: Path) -> tuple[Dataset | None
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
 
     def prepare() -> Dataset | None:
-        builder.download_and_prepare()
+        if not Path(builder.cache_dir).is_relative_to(shared_cache("datasets")):  # else another program has made it
+            builder.download_and_prepare()
         chosen = _choose(spec, list(builder.info.splits or ()), split)
         return builder.as_dataset(split=chosen) if chosen else None
 
-    return _ask(spec.path, folder, prepare), str(builder.hash)
+    files = _files_of(spec, builder)
+    return _ask(spec.path, folder, prepare, hub_cache=shared_cache("hub") if files and all(file.is_cached for file in files) else None), str(builder.hash)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def downloads(spec: SourceSpec, folder: Path) -> tuple[list[Download], int]:
     :raises Unavailable: when the hub does not answer.
     """
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
-    found = [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
+    found = _files_of(spec, builder)
     files = [Download(*address, size) for address, size in _ask(spec.path, folder, lambda: sizes(list(dict.fromkeys(file.address for file in found)))).items()]
     return files, max(builder.info.dataset_size or 0, sum(file.size for file in files))
 
@@ -123,6 +125,11 @@ def download(spec: SourceSpec, file: Download, folder: Path) -> None:
 
     _ask(spec.path, folder, lambda: huggingface_hub.hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision,
                                                                     cache_dir=folder / "hub", endpoint=hub_endpoint()))
+
+
+def _files_of(spec: SourceSpec, builder: DatasetBuilder) -> list[RemoteFile]:
+    """List the files of all splits of a data set that are on the hub."""
+    return [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
 
 
 def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource | None:
@@ -225,24 +232,43 @@ def _builder(path: str, config: str | None, revision: str | None, folder: Path, 
     if away and not cache:
         raise _hub_away(path, away)
 
-    def load() -> DatasetBuilder:
+    own, shared = folder / "hub", shared_cache("datasets")
+
+    def load(place: Path = own) -> DatasetBuilder:
         import datasets
 
-        builder = datasets.load_dataset_builder(path, config, revision=revision, cache_dir=str(folder / "hub"))
+        try:
+            builder = datasets.load_dataset_builder(_full_name(path, away), config, revision=revision, cache_dir=str(place))
+        except Exception:
+            if away and place == own and shared.is_dir():
+                return load(shared)
+            raise
         if not builder.repo_id:  # "json" and the like: it would read whatever lies in the working folder
             raise UserError(f"source {path}: is a loader of the datasets library, not a data set; give the path of the files.")
-        return builder
+        made = Path(builder.cache_dir)
+        elsewhere = cache and place == own and not made.is_dir() and made.is_relative_to(own) and (shared / made.relative_to(own)).is_dir()
+        return load(shared) if elsewhere else builder
 
     return _ask(path, folder, load, away)
 
 
-def _ask(path: str, folder: Path, act: Callable[[], Answer], away: str | None = None) -> Answer:
+def _full_name(path: str, away: str | None) -> str:
+    """Ask the hub who owns a data set whose name is given without an owner."""
+    if "/" in path or away:
+        return path
+    from huggingface_hub import HfApi
+
+    return str(HfApi(endpoint=hub_endpoint()).dataset_info(path).id)
+
+
+def _ask(path: str, folder: Path, act: Callable[[], Answer], away: str | None = None, hub_cache: Path | None = None) -> Answer:
     """Do something with the library, again where the hub does not answer; what else goes wrong becomes one clear line.
 
     :param path: the data set.
     :param folder: the data sets folder.
     :param act: what to do.
     :param away: why the hub cannot be reached, if so: the cache has to do.
+    :param hub_cache: see :func:`quiet_library`.
     :return: what it gave.
     :raises UserError: when it cannot be done.
     :raises Unavailable: when the hub does not answer.
@@ -250,7 +276,7 @@ def _ask(path: str, folder: Path, act: Callable[[], Answer], away: str | None = 
     patience = Patience(f"source {path}")
     while True:
         try:
-            with quiet_library(folder, offline=away is not None):
+            with quiet_library(folder, offline=away is not None, hub_cache=hub_cache):
                 return act()
         except LmplayError:
             raise
@@ -282,7 +308,7 @@ def explain(path: str, error: Exception) -> str:
         return f"{start}is gated; accept its terms on {hub_endpoint()}/datasets/{path}, then log in with 'hf auth login' or set HF_TOKEN."
     if text.startswith("Revision"):
         return f"{start}{first_line(error)}; leave 'revision' out for the newest."
-    if kind == "DatasetNotFoundError":
+    if kind in ("DatasetNotFoundError", "RepositoryNotFoundError"):
         return f"{start}there is no such data set on {hub_endpoint()} (or it is private), and no such file or folder here; check the name."
     if kind in ("DataFilesNotFoundError", "EmptyDatasetError"):
         return f"{start}holds no files that the datasets library reads; choose another data set."

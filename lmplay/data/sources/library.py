@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TrainingError, UserError, nearest
 from ...hub import Patience, first_line, outage_of
-from .base import VALIDATION_NAMES, IndexedSource, SourceSpec, Stream, StreamedSource
+from .base import VALIDATION_NAMES, BadRow, IndexedSource, SourceSpec, Stream, StreamedSource
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -44,6 +44,11 @@ class DatasetSource(IndexedSource):
         if not 0 <= index < self.n_rows:
             raise IndexError(index)
         return self._dataset[index]
+
+    def block(self, start: int, end: int) -> list[dict[str, Any] | BadRow]:
+        """See :class:`IndexedSource`."""
+        columns = self._dataset[start:end]
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 class DatasetStreamedSource(StreamedSource):
@@ -118,11 +123,12 @@ class _DatasetStream(Stream):
 
 
 @contextmanager
-def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
+def quiet_library(folder: Path, offline: bool = False, hub_cache: Path | None = None) -> Iterator[None]:
     """Keep the library's caches in the data sets folder meanwhile; from then on it draws no bars, logs nothing, sends no telemetry and does not retry.
 
     :param folder: the data sets folder; `hub/` in it is the cache.
     :param offline: make no requests, use what is in the cache.
+    :param hub_cache: where files of the hub are; None = `hub/` in the folder.
     :return: a context, in which `datasets` may be used.
     """
     os.environ.setdefault("HF_XET_CACHE", str(folder / "hub" / "xet"))  # read by a compiled library, once
@@ -130,7 +136,7 @@ def quiet_library(folder: Path, offline: bool = False) -> Iterator[None]:
     import datasets
     from huggingface_hub import constants
 
-    changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(folder / "hub"))]
+    changed: list[tuple[Any, str, Any]] = [(constants, "HF_HUB_CACHE", str(hub_cache or folder / "hub"))]
     if offline:
         changed += [(constants, "HF_HUB_OFFLINE", True), (datasets.config, "HF_HUB_OFFLINE", True)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]

@@ -101,7 +101,7 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     tables = [_open_table(file, spans, folder, spec) for file in selection.files]
     if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    source = LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index), spec.on_bad_row == "stop")
+    source = LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index, spec.row_bytes or BLOCK), spec.on_bad_row == "stop")
     source.notes = (*selection.notes, *_seeming(selection, tables))
     return source
 
@@ -128,7 +128,7 @@ def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Tab
         return JsonLines(path, label, spans)
     if kind in ("csv", "tsv"):
         return CsvTable(path, label, spans, "," if kind == "csv" else "\t")
-    return TextTable(path, label, spans)
+    return TextTable(path, label, spans, spec.row_bytes or BLOCK)
 
 
 def _seeming(selection: Selection, tables: list[Table]) -> list[str]:
@@ -138,13 +138,13 @@ def _seeming(selection: Selection, tables: list[Table]) -> list[str]:
             for file in texts if file.suffix.lower() not in PACKED_SUFFIXES and seems_json(head_of(file))][:1]
 
 
-def _fingerprint(selection: Selection, tables: list[Table], index: Index) -> dict[str, Any]:
+def _fingerprint(selection: Selection, tables: list[Table], index: Index, row_bytes: int) -> dict[str, Any]:
     """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
     found = zip(selection.files, selection.names, tables, strict=True)
     parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
     digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
     kinds = sorted({str(format_of(file)) for file in selection.files})
-    kind, cut = " + ".join(kinds), {"block": BLOCK} if "text" in kinds else {}
+    kind, cut = " + ".join(kinds), {"block": row_bytes} if "text" in kinds else {}
     return {"kind": "local", "format": kind, "digest": digest, "files": len(parts), "listed": parts if len(parts) <= MOST_LISTED else [], **cut}
 
 

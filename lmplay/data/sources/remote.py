@@ -4,10 +4,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ...hub import Outage, Patience, first_line, hub_endpoint, outage_of_status
+from ...hub import Outage, Patience, first_line, hub_endpoint, outage_of_status, shared_cache
 
 # Bytes requested at a time: more after a success, fewer after a failure.
 _LARGEST, _SMALLEST = 16 * 2**20, 2**18
@@ -28,8 +29,14 @@ class RemoteFile:
         self.label = f"source {label}: {path}"
         self.address = self._repo, self._revision, self._path = repo, revision, path
         self._patience = Patience(f"source {label}")
-        self._size: int | None = None
+        self._copy = _cached(repo, revision, path)
+        self._size: int | None = None if self._copy is None else self._copy.stat().st_size
         self._most = _LARGEST
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether another program has downloaded it, so that it is read from this disk."""
+        return self._copy is not None
 
     @property
     def size(self) -> int:
@@ -48,6 +55,10 @@ class RemoteFile:
         :raises UserError: when the file cannot be had.
         :raises Unavailable: when the hub stays away, or somebody asks to stop.
         """
+        if self._copy is not None:
+            with open(self._copy, "rb") as file:
+                file.seek(start)
+                return file.read(max(0, end - start))
         parts = []
         while start < (end if self._size is None else min(end, self._size)):
             part = self._ask(start, min(end, start + self._most))
@@ -116,6 +127,14 @@ class RemoteFile:
             return UserError(f"{self.label}: access is refused (HTTP {status}); accept the data set's terms on {hub_endpoint()}/datasets/{self._repo}, "
                              "then log in with 'hf auth login' or set HF_TOKEN.")
         return UserError(f"{self.label}: the hub does not have it (HTTP {status}); see {hub_endpoint()}/datasets/{self._repo}.")
+
+
+def _cached(repo: str, revision: str, path: str) -> Path | None:
+    """Find a file that another program has downloaded into the cache of all programs."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, path, cache_dir=shared_cache("hub"), revision=revision, repo_type="dataset")
+    return Path(found) if isinstance(found, str) else None
 
 
 def remote_file(label: str, url: str) -> RemoteFile | None:

@@ -11,9 +11,10 @@ from files import lines, opened, refused, rows_of, write
 from hub_rows import ROWS, as_lines, hub_set
 
 from lmplay import hub as hub_module
-from lmplay.data.sources import StreamedSource, shards
+from lmplay.data.sources import StreamedSource, open_source, shards
 from lmplay.data.sources.shards import ShardedSource
 from lmplay.errors import Unavailable, UserError
+from lmplay.plan.load import plan_from_dataset
 
 
 def library_error(name: str, text: str) -> Exception:
@@ -244,3 +245,40 @@ def test_opening_is_tried_again_but_not_for_a_hub_that_is_not_there(server, tmp_
     with pytest.raises(Unavailable, match="the hub cannot be reached for it"):
         hub_set("o/parquet", tmp_path)
     assert len(said) == 2
+
+
+def test_a_name_without_owner_is_a_data_set_of_the_hub(server, tmp_path):
+    spec, = plan_from_dataset("alone").stages[0].dataset
+    assert spec.path == "alone"
+    assert list(open_source(spec, "train", tmp_path / "datasets").open()) == ROWS
+    with pytest.raises(UserError, match="Did you mean 'wikitext'"):  # known without a network
+        plan_from_dataset("wikitxt")
+    with pytest.raises(UserError, match=r"source nowhere: there is no such data set on .*, and no such file or folder here"):
+        hub_set("nowhere", tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_what_another_program_has_downloaded_is_not_downloaded_again(server, tmp_path, monkeypatch, streaming):
+    from huggingface_hub import HfApi, hf_hub_download
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "shared"))
+    for name in HfApi(endpoint=server.url).list_repo_files("o/plain", repo_type="dataset"):
+        hf_hub_download("o/plain", name, repo_type="dataset", cache_dir=tmp_path / "shared", endpoint=server.url)
+    del server.requests[:]
+    source = hub_set("o/plain", tmp_path, streaming=streaming)
+    assert (list(source.open()) if streaming else rows_of(source)) == ROWS
+    assert not [path for method, path, _ in server.requests if method == "GET" and "/resolve/" in path and path.endswith(".parquet")]
+    assert not list((tmp_path / "datasets").rglob("*.parquet"))
+
+
+def test_a_data_set_that_another_program_has_made_is_read(tmp_path, folder, monkeypatch):
+    import datasets
+
+    write(tmp_path / "a.jsonl", lines("x", "y"))
+    builder = datasets.load_dataset_builder("json", data_files=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "elsewhere"))
+    builder.dataset_name, builder.info.config_name = "name", "default"
+    builder.download_and_prepare(str(tmp_path / "shared" / "owner___name" / "default" / "0.0.0" / ("a" * 40)))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "shared"))
+    assert rows_of(opened("owner/name", folder, streaming=False)) == [{"text": "x"}, {"text": "y"}]
+    assert not (folder / "hub" / "owner___name").exists()
