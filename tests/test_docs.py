@@ -18,7 +18,7 @@ from lmplay.train.flags import _build_parser as trainer_flags
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted([ROOT / "README.md", ROOT / "out_gpt" / "README.md",
                                                                                                *(ROOT / "docs").glob("*.md")])}
 BLOCKS = [(page, language, text) for page, content in PAGES.items() for language, text in re.findall(r"^```(\w*)\n(.*?)^```", content, re.M | re.S)]
-COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language for line in text.splitlines() if line.startswith("lmp_")})
+COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language for line in text.splitlines() if line.strip().startswith("lmp_")})
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("LMP_DATASETS", raising=False)
-        for name in ("mine", "plain", "dropout", "gpt2ish_tiny_model"):
+        for name in ("mine", "plain_s0", "dropout_s0", "gpt2ish_tiny_model"):
             assert train([*TINY, "--training-plan", "short.json", "--model", name, "--batch-size", "5", "--quiet"]) == 0
     return folder
 
@@ -56,7 +56,7 @@ def reader(finished, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_taken(reader, capsys, command):
-    program, *arguments = shlex.split(command)
+    program, *arguments = shlex.split(command.replace("$seed", "1"))
     if program == "lmp_trainer":
         has_file = {"--use-config", "--initial-model", "--inspect"} & {*arguments}
         size = [] if has_file else [*TINY, "--out-dir", "new"]
