@@ -169,7 +169,7 @@ def _from_cache(name: str) -> _Found | None:
         said, model = (_read_json(Path(path)) if isinstance(path, str) else {} for path in paths[1:])
     except (OSError, ValueError, UserError):  # a damaged file, or what can be no name of the hub
         return None
-    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(model.get("model_type")))
+    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(str(model.get("model_type"))))
     stated = "eos_token" in said or kind == "GPT2Tokenizer"
     if not isinstance(paths[0], str) or kind not in _WHOLE_IN_FILE or not stated or said.get("add_prefix_space"):
         return None
