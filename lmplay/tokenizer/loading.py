@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..hub import hub_problem
+from .byte_pairs import SPLITS
 from .tokenizer import END_TOKEN, SMALLEST_VOCAB, Tokenizer
 
 if TYPE_CHECKING:
@@ -39,38 +40,49 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _finish(_from_hub(name), name)
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterator[str], vocab_size: int, digits: int | None = None) -> Tokenizer:
     """Train a byte-level BPE; the same texts give the same tokenizer.
 
     :param texts: what to learn from.
     :param vocab_size: tokens, the 256 bytes and the end token included; fewer come out where the text is too short for more.
+    :param digits: the most digits of a token, 1 or 3; words are split then as Qwen 2 and Llama 3 do. None = as GPT-2 does, digits without limit.
     :return: the tokenizer.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     fast = tokenizers.Tokenizer(models.BPE())
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False) if digits is None else pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(SPLITS[digits]), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     fast.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_TOKEN], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     fast.train_from_iterator(texts, trainer)
-    return _finish(_Found(fast, END_TOKEN), f"train:{vocab_size}")
+    return _finish(_Found(fast, END_TOKEN), f"train:{vocab_size}{f',digits={digits}' if digits else ''}")
 
 
 def trained_size(name: str) -> int | None:
-    """Read `train:N`.
+    """Read the N of `train:N`, see :func:`training_options`; None when it is another kind of tokenizer."""
+    options = training_options(name)
+    return options[0] if options is not None else None
+
+
+def training_options(name: str) -> tuple[int, int | None] | None:
+    """Read `train:N` or `train:N,digits=D`.
 
     :param name: what the user said.
-    :return: N, or None when it is another kind of tokenizer.
-    :raises UserError: when N is not a number or too small.
+    :return: N and D, None where it is not given; or None when it is another kind of tokenizer.
+    :raises UserError: when N is not a number or too small, or D is not allowed.
     """
-    kind, colon, size = name.partition(":")
+    kind, colon, options = name.partition(":")
     if kind != "train" or not colon:
         return None
-    if not size.isdecimal() or int(size) < SMALLEST_VOCAB:
-        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096.")
-    return int(size)
+    size, comma, option = options.partition(",")
+    key, _, digits = option.partition("=")
+    if not size.isdecimal() or int(size) < SMALLEST_VOCAB or (comma and (key != "digits" or digits not in map(str, SPLITS))):
+        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096, and "
+                        "train:N,digits=1 or train:N,digits=3 for tokens of at most so many digits.")
+    return int(size), int(digits) if comma else None
 
 
 @dataclass(frozen=True)
