@@ -88,7 +88,7 @@ def closes(text: str, position: int) -> bool:
     joined_before = position > 0 and not text[position - 1].isspace()
     joined_after = position + 1 < len(text) and not text[position + 1].isspace()
     if joined_before != joined_after:
-        return joined_before
+        return joined_before or (character in _MARKS and not text[position + 1].isalnum())  # of spaced dots
     if character in "\"＂":  # of those in its line, each second one closes
         line = text[max(0, position - _WINDOWS[-1]):position].rpartition("\n")[2]
         return line.count(character) % 2 == 1
