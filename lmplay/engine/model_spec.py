@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment, own_defaults
 from ..plan.schema import Plan
 from ..plan.settings import Settings
-from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, training_options
+from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
 
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
