@@ -28,7 +28,7 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     before = settings_from_json(stored["runner"]["state_args"]["settings"])
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
-    pairs = [(name, stored["versions"].get(name), version, True) for name, version in checkpoint.versions().items()]
+    pairs = [(name, stored["versions"].get(name, "1"), version, True) for name, version in checkpoint.versions().items()]
     pairs += [(f"--{flag.name.replace('_', '-')}", getattr(before, flag.name), getattr(settings, flag.name), flag.change is Change.BITS)
               for flag in FLAGS if flag.change in (Change.TOLD, Change.BITS)]
     lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]

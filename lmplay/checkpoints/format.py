@@ -17,6 +17,7 @@ from torch import nn
 
 from .. import __version__
 from ..component import Component
+from ..data.sentences import RULES
 from ..errors import UserError
 from ..files import NotAFile, check_is_file, write_atomic
 from .schema import check_archive, check_components, check_content
@@ -48,8 +49,8 @@ def content_of(components: Sequence[Component]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of lmplay, torch and Python."""
-    return {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    """Return the versions of lmplay, torch and Python, and of the rules by which texts are cut."""
+    return {"lmplay": __version__, "torch": str(torch.__version__), "python": platform.python_version(), "cutting rules": str(RULES)}
 
 
 def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:

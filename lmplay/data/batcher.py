@@ -176,7 +176,7 @@ class Batcher:
         placed = dict(state["waiting"])
         while self._read < state["until"] and (read := self._read_one()) is not None:
             if read.ordinal in placed:
-                read.placed = placed[read.ordinal]
+                read.placed = min(placed[read.ordinal], len(read.pieces) - 1)  # fewer pieces, where the rules of cutting have changed
                 self._waiting.append(read)
         if state["ended"]:  # rows at the end that give no sample had been read, too
             self._read_one()

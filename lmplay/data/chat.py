@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import FrameType
 from typing import Any
@@ -60,8 +60,21 @@ def write_out(turns: Sequence[Turn], template: str | None, end_text: str, begin_
         parts = []
         for slot in _lay_out(template, tuple((turn.role, turn.learned) for turn in turns), end_text, begin_text):
             parts.append(slot.fill(turns[slot.number]) if isinstance(slot, _Slot) else slot)
+        parts = _join_spaces(parts)
     first = next(number for number, part in enumerate(parts) if part.learned)
     return parts[:first], parts[first:]
+
+
+def _join_spaces(parts: list[Part]) -> list[Part]:
+    """Move the space that a template writes before a content to that content: tokenizers join it to the word behind it."""
+    joined: list[Part] = []
+    for part in parts:
+        before = joined[-1] if joined else None
+        if before is not None and before.markup and not before.learned and not part.markup and before.text.endswith(" "):
+            joined[-1:] = [replace(before, text=before.text[:-1])] if before.text[:-1] else []
+            part = replace(part, text=" " + part.text)
+        joined.append(part)
+    return joined
 
 
 def choose_template(chat: str | None, template: str | None) -> str | None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..plan.options import SMALLEST_CONTEXT
 from ..tokenizer import Encoded, Tokenizer
+from .characters import splits_character
 from .chat import Part, choose_template, write_out
 from .samples import Sample
-from .sentences import Cut, last_cut, splits_character
+from .sentences import Cut, closes, gaps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,9 +119,9 @@ class Cutter:
         text, encoded, learned, whole = self._join(truth)
         prompt = head[-(self.context_len // 2):] if len(head) else self._end
         pieces: list[Piece] = []
-        begin, n = 0, len(encoded.ids)
+        begin, n, end = 0, len(encoded.ids), len(text.rstrip())
         while begin < n:
-            to, cut = self._end_of_piece(text, encoded, begin, self.context_len - len(prompt) - 1)
+            to, cut = self._end_of_piece(text, encoded, begin, self.context_len - len(prompt) - 1, end)
             tokens = np.concatenate([prompt, encoded.ids[begin:to], self._end] if to == n else [prompt, encoded.ids[begin:to]])
             starts, cuttable = encoded.starts[begin:to + 1], whole[begin:to + 1]
             if learned is None:
@@ -172,11 +173,12 @@ class Cutter:
         ids = np.concatenate([one.ids for one in encoded])
         return "".join(part.text for part in parts), Encoded(ids, starts, cuttable), np.append(learned, learned[-1:]), whole
 
-    def _end_of_piece(self, text: str, encoded: Encoded, begin: int, most_tokens: int) -> tuple[int, Cut]:
+    def _end_of_piece(self, text: str, encoded: Encoded, begin: int, most_tokens: int, end: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.
 
         :param begin: the piece's first token.
         :param most_tokens: the most tokens it may have, at least 1.
+        :param end: where the white space at the end of the text begins.
         :return: number of the first token after the piece, above `begin`, and what it ends at.
         """
         n = len(encoded.ids)
@@ -189,32 +191,38 @@ class Cutter:
             limit = min(limit, self._estimated_limit(text, position, most_tokens))
         if most == n and limit == len(text):
             return n, Cut.END
-        found = last_cut(text, position, limit)
-        if found is not None:
-            border = self._border_after(text, encoded, found[0], most)
-            if border > begin:
-                return border, found[1]
-        return self._last_character(text, encoded, begin, most), Cut.CHARACTER
+        for first, last, cut in gaps(text, position, limit, end):
+            border = self._border_within(text, encoded, first, last, begin, most)
+            if border:
+                return border, cut
+        return self._last_character(text, encoded, begin, most, end), Cut.CHARACTER
 
-    def _border_after(self, text: str, encoded: Encoded, position: int, most: int) -> int:
-        """Give the first token border at or after a position (a token may hold a full stop and a line end), or 0 where none fits."""
-        for border in range(int(encoded.starts.searchsorted(position)), most + 1):
-            start = int(encoded.starts[border])
-            if encoded.cuttable[border] and (start in (position, len(text)) or not splits_character(text, start)):
+    def _border_within(self, text: str, encoded: Encoded, first: int, last: int, begin: int, most: int) -> int:
+        """Give the last token border from a position to another that divides no visible character, or 0 where none is: one token may span both."""
+        border = min(int(encoded.starts.searchsorted(last, "right")) - 1, most)
+        while border > begin and encoded.starts[border] >= first:
+            if encoded.cuttable[border] and not splits_character(text, int(encoded.starts[border])):
                 return border
+            border -= 1
         return 0
 
-    def _last_character(self, text: str, encoded: Encoded, begin: int, most: int) -> int:
-        """Give the last token border that divides no visible character; failing that, no code point; failing that, the last one."""
+    def _last_character(self, text: str, encoded: Encoded, begin: int, most: int, end: int) -> int:
+        """Give the last token border that divides no visible character, leaves something visible behind it, and no closing mark in front.
+
+        :param end: where the white space at the end of the text begins.
+        :return: failing that, the last that divides no visible character; failing that, no code point; failing that, the last one.
+        """
         start = int(encoded.starts[begin])
-        divided = None
+        divided = closed = None
         for border in range(most, begin, -1):
             position = int(encoded.starts[border])
             if encoded.cuttable[border] and position > start:
                 if position == len(text) or not splits_character(text, position, start):
-                    return border
+                    if position == len(text) or (position < end and not closes(text, position)):
+                        return border
+                    closed = closed or border
                 divided = divided or border
-        return divided or most
+        return closed or divided or most
 
     def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int) -> int:
         """Choose where the repeated end of the piece before starts: at a word if one starts within reach."""

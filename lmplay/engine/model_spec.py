@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..exp import accepted_settings, build_model, get_experiment, own_defaults
 from ..plan.schema import Plan
 from ..plan.settings import Settings
-from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size
+from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
 
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
@@ -99,11 +99,12 @@ def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageDat
     :return: the tokenizer.
     """
     name = tokenizer_name(settings, plan)
-    size = trained_size(name)
-    if size is None:
+    options = training_options(name)
+    if options is None:
         return load_tokenizer(name)
+    size, digits = options
     budget = size * _CHARACTERS_PER_TOKEN // len(stage_data)
-    return train_tokenizer((text for data in stage_data for text in data.texts(budget)), size)
+    return train_tokenizer((text for data in stage_data for text in data.texts(budget)), size, digits)
 
 
 def check_tokenizer(settings: Settings, plan: Plan) -> None:

@@ -25,6 +25,7 @@ from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes, describe_readings
+from ..data.round_trip import check_round_trip
 from ..data.stage import StageData
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
@@ -371,6 +372,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.compiled, interrupt.at_once)
+    check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))

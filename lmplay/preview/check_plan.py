@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..checkpoints.format import checkpoint_bytes
+from ..data.round_trip import check_round_trip
 from ..data.samples import Sample
 from ..data.stage import StageData
 from ..data.stream import SampleStream, describe_losses, describe_skipped, nothing_to_train_on
@@ -101,6 +102,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     runtime, ahead, opened = check_all(settings, plan, lambda _: [(stage, StageState(stage.name)) for stage in plan.stages], say, faults or Faults())
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
+    check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)
     module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]

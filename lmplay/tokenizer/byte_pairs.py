@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # How a text is split into words: by GPT-2 (built into `tokenizers`), by Llama 3 (and GPT-4) and by Qwen 2, as in their tokenizer.json.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_KNOWN_SPLITS = (_LLAMA3, _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))
+# By the most digits that stay together.
+SPLITS = {1: _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), 3: _LLAMA3}
 # The classes of characters these are made of. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
 _CLASSES = (r"\p{L}", r"\p{N}", r"\s", r"(?i:[sdmtlrve])")
 _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x3000, 0x40000, 16)) if not 0xD800 <= code < 0xE000)))
@@ -102,7 +103,7 @@ def _pattern(settings: dict[str, Any]) -> str | None:
     if len(steps) > 2 or steps[1].get("use_regex", True) or split.get("type") != "Split" or split["behavior"] != "Isolated" or split["invert"]:
         return None
     pattern: str | None = split["pattern"].get("Regex")
-    return pattern if pattern in _KNOWN_SPLITS else None
+    return pattern if pattern in SPLITS.values() else None
 
 
 def _ranked(model: dict[str, Any]) -> list[str] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..hub import hub_problem
+from .byte_pairs import SPLITS
 from .tokenizer import END_TOKEN, SMALLEST_VOCAB, Tokenizer
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 _END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 # Kinds of tokenizer, as tokenizer_config.json names them, which tokenizer.json describes completely.
 _WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
+# What tokenizer_config.json says of a token, and the keys of its special tokens, in the order of `transformers`.
+_TOKEN_KEYS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+_SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
              "or --tokenizer bytes.")
 
@@ -36,38 +40,49 @@ def load_tokenizer(name: str) -> Tokenizer:
     return _finish(_from_hub(name), name)
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterator[str], vocab_size: int, digits: int | None = None) -> Tokenizer:
     """Train a byte-level BPE; the same texts give the same tokenizer.
 
     :param texts: what to learn from.
     :param vocab_size: tokens, the 256 bytes and the end token included; fewer come out where the text is too short for more.
+    :param digits: the most digits of a token, 1 or 3; words are split then as Qwen 2 and Llama 3 do. None = as GPT-2 does, digits without limit.
     :return: the tokenizer.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     fast = tokenizers.Tokenizer(models.BPE())
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False) if digits is None else pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(SPLITS[digits]), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     fast.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_TOKEN], show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     fast.train_from_iterator(texts, trainer)
-    return _finish(_Found(fast, END_TOKEN), f"train:{vocab_size}")
+    return _finish(_Found(fast, END_TOKEN), f"train:{vocab_size}{f',digits={digits}' if digits else ''}")
 
 
 def trained_size(name: str) -> int | None:
-    """Read `train:N`.
+    """Read the N of `train:N`, see :func:`training_options`; None when it is another kind of tokenizer."""
+    options = training_options(name)
+    return options[0] if options is not None else None
+
+
+def training_options(name: str) -> tuple[int, int | None] | None:
+    """Read `train:N` or `train:N,digits=D`.
 
     :param name: what the user said.
-    :return: N, or None when it is another kind of tokenizer.
-    :raises UserError: when N is not a number or too small.
+    :return: N and D, None where it is not given; or None when it is another kind of tokenizer.
+    :raises UserError: when N is not a number or too small, or D is not allowed.
     """
-    kind, colon, size = name.partition(":")
+    kind, colon, options = name.partition(":")
     if kind != "train" or not colon:
         return None
-    if not size.isdecimal() or int(size) < SMALLEST_VOCAB:
-        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096.")
-    return int(size)
+    size, comma, option = options.partition(",")
+    key, _, digits = option.partition("=")
+    if not size.isdecimal() or int(size) < SMALLEST_VOCAB or (comma and (key != "digits" or digits not in map(str, SPLITS))):
+        raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096, and "
+                        "train:N,digits=1 or train:N,digits=3 for tokens of at most so many digits.")
+    return int(size), int(digits) if comma else None
 
 
 @dataclass(frozen=True)
@@ -81,26 +96,68 @@ class _Found:
 
 
 def _from_files(path: Path) -> _Found:
-    """Read tokenizer.json, or the older pair vocab.json and merges.txt."""
-    import json
+    """Read a folder or a tokenizer.json as the library `transformers` does, by itself where the files say all."""
+    kind = _read_json(path / "tokenizer_config.json").get("tokenizer_class") if path.is_dir() else None
+    if kind in (None, *_WHOLE_IN_FILE):
+        return _as_written(path)
+    try:
+        return _with_transformers(str(path), local=True)
+    except Exception:  # a kind that transformers doesn't know, or a file that it wants and lmplay doesn't
+        return _as_written(path)
 
+
+def _as_written(path: Path) -> _Found:
+    """Read tokenizer.json, or the older pair vocab.json and merges.txt, and what stands beside it."""
     import tokenizers
     from tokenizers import ByteLevelBPETokenizer
 
     file = path if path.suffix == ".json" else path / "tokenizer.json"
     try:
-        config, jinja = file.parent / "tokenizer_config.json", file.parent / "chat_template.jinja"
-        said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        jinja, said = file.parent / "chat_template.jinja", _read_json(file.parent / "tokenizer_config.json")
         template = jinja.read_text(encoding="utf-8") if jinja.is_file() else said.get("chat_template")
         beside = _text_of(said.get("eos_token")), _text_of(said.get("bos_token")), _default_template(template)
         if file.is_file():
-            return _Found(tokenizers.Tokenizer.from_file(str(file)), *beside)
+            fast = tokenizers.Tokenizer.from_file(str(file))
+            _add_special_tokens(fast, said)
+            return _Found(fast, *beside)
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             pair = ByteLevelBPETokenizer(str(path / "vocab.json"), str(path / "merges.txt"))
-            return _Found(tokenizers.Tokenizer.from_str(pair.to_str()), *beside)
+            fast = tokenizers.Tokenizer.from_str(pair.to_str())
+            _add_special_tokens(fast, said)
+            return _Found(fast, *beside)
     except Exception as error:  # the library raises bare Exception for a broken file
         raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
     raise UserError(f"tokenizer {path}: no tokenizer.json and no vocab.json with merges.txt there. {_WAYS_OUT}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Read a file of settings; none is an empty one.
+
+    :raises UserError: when it cannot be read.
+    """
+    import json
+
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
+
+
+def _add_special_tokens(fast: tokenizers.Tokenizer, said: dict[str, Any]) -> None:
+    """Add the tokens that stand in tokenizer_config.json alone, in the order in which `transformers` does."""
+    from tokenizers import AddedToken
+
+    there = {repr(token) for token in fast.get_added_tokens_decoder().values()}
+    listed = [AddedToken(**{key: value for key, value in token.items() if key in _TOKEN_KEYS})
+              for _, token in sorted(said.get("added_tokens_decoder", {}).items(), key=lambda entry: int(entry[0]))]
+    wanted = [token for token in listed if repr(token) not in there]
+    known = {token.content for token in (*fast.get_added_tokens_decoder().values(), *wanted)}
+    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+    for name in (*(_text_of(said.get(key)) for key in _SPECIAL_KEYS), *map(_text_of, extra.values() if isinstance(extra, dict) else extra)):
+        if name and name not in known:
+            known.add(name)
+            wanted.append(AddedToken(name, special=True))
+    fast.add_tokens(wanted)
 
 
 def _text_of(token: Any) -> str | None:
@@ -117,22 +174,18 @@ def _default_template(template: Any) -> str | None:
 
 def _from_cache(name: str) -> _Found | None:
     """Read the files of a hub name that this machine has, if they are complete: `transformers` takes seconds to import."""
-    import json
-
     from huggingface_hub import try_to_load_from_cache
 
     try:
         paths = [try_to_load_from_cache(name, file) for file in ("tokenizer.json", "tokenizer_config.json", "config.json")]
-        fast, said, model = (json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, str) else {} for path in paths)
-    except (OSError, ValueError):  # a damaged file, or what can be no name of the hub
+        said, model = (_read_json(Path(path)) if isinstance(path, str) else {} for path in paths[1:])
+    except (OSError, ValueError, UserError):  # a damaged file, or what can be no name of the hub
         return None
-    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(model.get("model_type")))
+    kind = said.get("tokenizer_class", {"gpt2": "GPT2Tokenizer"}.get(str(model.get("model_type"))))
     stated = "eos_token" in said or kind == "GPT2Tokenizer"
-    added = {token["id"]: token["content"] for token in fast.get("added_tokens", ())}
-    same = all(added.get(int(number)) == token["content"] for number, token in said.get("added_tokens_decoder", {}).items())
-    if not isinstance(paths[0], str) or kind not in _WHOLE_IN_FILE or not stated or not same or said.get("add_prefix_space"):
+    if not isinstance(paths[0], str) or kind not in _WHOLE_IN_FILE or not stated or said.get("add_prefix_space"):
         return None
-    found = _from_files(Path(paths[0]).parent)
+    found = _as_written(Path(paths[0]).parent)
     return found if found.end else replace(found, end=END_TOKEN, begin=END_TOKEN)
 
 
@@ -141,21 +194,29 @@ def _from_hub(name: str) -> _Found:
     cached = _from_cache(name)
     if cached is not None:
         return cached
+    try:
+        return _with_transformers(name, local=True)
+    except UserError:
+        raise
+    except Exception:  # not in the cache: OSError, ValueError, ImportError … depending on what is missing
+        reason = hub_problem()
+    if reason is None:
+        try:
+            return _with_transformers(name, local=False)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+    raise UserError(f"tokenizer '{name}': not in this machine's cache, and the hub did not give it ({reason}). {_WAYS_OUT}")
+
+
+def _with_transformers(name: str, local: bool) -> _Found:
+    """Load a tokenizer of the hub or a folder with `transformers`; raises what that raises."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    try:
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception:  # not in the cache: OSError, ValueError, ImportError … depending on what is missing
-        reason = hub_problem()
-        if reason is None:
-            try:
-                loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-            except Exception as error:
-                reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
-        if reason is not None:
-            raise UserError(f"tokenizer '{name}': not in this machine's cache, and the hub did not give it ({reason}). {_WAYS_OUT}") from None
+    loaded = AutoTokenizer.from_pretrained(name, local_files_only=local, trust_remote_code=False)
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"tokenizer '{name}': it has no fast form (tokenizer.json), which lmplay needs. {_WAYS_OUT}")

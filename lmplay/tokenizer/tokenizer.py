@@ -6,6 +6,8 @@ checkpoints hold.
 """
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,6 +120,28 @@ class Tokenizer:
         if self._fast is None:
             return bytes(i for i in kept if i < 256).decode("utf-8", "replace")
         return self._fast.decode(kept, skip_special_tokens=False)
+
+    @property
+    def writes_all(self) -> bool:
+        """Whether any text comes back as it was: there is a token for each byte, and nothing is normalized."""
+        return self._fast is None or self._pairs is not None
+
+    def lost(self, text: str) -> int:
+        """Count the visible characters that do not come back from the tokens of a text: unknown ones, and those that a normalizer writes another way.
+
+        :param text: any text.
+        """
+        unknown = self._unknown_id
+        written = self.decode(i for i in self.encode(text).ids.tolist() if i != unknown)
+        return (Counter("".join(text.split())) - Counter(written)).total()
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        """The id of the token that stands for what has none."""
+        if self._fast is None:
+            return None
+        model = json.loads(self.spec["json"])["model"]
+        return model.get("unk_id") if model.get("unk_token") is None else self._fast.token_to_id(model["unk_token"])
 
     @cached_property
     def _markup(self) -> tokenizers.Tokenizer:

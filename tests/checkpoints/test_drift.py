@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers import TINY, load, sentences, write_plan, write_rows
 
+from lmplay.data.sentences import RULES
 from lmplay.plan.curriculum import changes_to_come
 from lmplay.plan.load import plan_from_json
 from lmplay.train.__main__ import main
@@ -67,6 +68,14 @@ def test_another_version_is_told(begun, capsys):
     state["versions"]["torch"] = "1.0"
     torch.save(state, MODEL)
     assert told(train(capsys)) == [f"torch 1.0 -> {torch.__version__} (bits may differ)"]
+
+
+def test_other_rules_of_cutting_are_told(begun, capsys):
+    state = load(MODEL)
+    del state["versions"]["cutting rules"]  # a file from before they had a number
+    torch.save(state, MODEL)
+    assert told(train(capsys)) == [f"cutting rules 1 -> {RULES} (bits may differ)"]
+    assert told(train(capsys)) == []
 
 
 def test_stages_to_come_may_change_and_all_of_it_is_told(begun, capsys):

@@ -1,9 +1,11 @@
 """Pieces: nothing lost, all of them fit, and of chats the answers are learned and nothing else.  Invariants 1 and 2."""
+from itertools import accumulate
+
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from texts import BPE, BYTES, CLUSTERS, PARTS, TEXTS, WHO, learned_of, sentence_ends
+from texts import BPE, BYTES, CLUSTERS, FEW, PARTS, PIECES, TEXTS, WHO, learned_of
 
 from lmplay.data.chat import Part
 from lmplay.data.continuation import SMALLEST_CONTEXT, Cutter
@@ -30,18 +32,47 @@ def test_pieces_hold_the_text_and_fit(tokenizer, estimate, text, title, context)
     assert [piece.number for piece in pieces] == list(range(len(pieces)))
 
 
-@given(LONG_TEXTS, st.integers(30, 80))
-def test_a_piece_ends_at_a_sentence_end_wherever_one_fits(text, context):
-    pieces = Cutter(BYTES, context).cut(Sample("", text))
-    ends = set(sentence_ends(text))
-    position = 0
-    for piece in pieces[:-1]:
-        room = context - piece.n_prompt - 1
-        position += len(piece.truth)
-        within = [end for end in ends if position - len(piece.truth) < end and len(text[position - len(piece.truth):end].encode()) <= room]
-        assert (piece.cut == Cut.SENTENCE) == bool(within)
-        if within:
-            assert position == max(within)
+# Sentences, each with the white space behind it: prose, indented and bulleted text, code.
+WORDS = st.lists(st.sampled_from(["the", "cat", "naïve", "don't", "(or so)", "x=f(y)", "3.5", "well-known", "日本語", "It"]),
+                 min_size=2, max_size=7).map(" ".join)
+SENTENCES = st.builds("{}{}{}".format, st.sampled_from(["The ", "“Say, ", "- A ", "* One ", "Def ", "    # To "]).flatmap(lambda head: WORDS.map(head.__add__)),
+                      st.sampled_from([".", "!", "?", "...", ".)", "?”", "。"]),
+                      st.sampled_from([" ", "  ", "\n", "\n    ", "\r\n\r\n", "\r", "\n\n\t\t", "\n \n  "]))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE, PIECES, FEW], ids=["bytes", "bpe", "pieces", "few"])
+@given(sentences=st.lists(SENTENCES, min_size=6, max_size=14), context=st.integers(48, 130))
+@settings(max_examples=80, deadline=None, phases=[Phase.generate])
+def test_pieces_end_between_sentences_and_never_within_a_word(tokenizer, sentences, context):
+    text = "".join(sentences)
+    ends = list(accumulate(map(len, sentences)))
+    gaps = [(len(text[:end].rstrip()), len(text) - len(text[end:].lstrip())) for end in ends]
+    encoded = tokenizer.encode(text)
+    whole = [start for start, cuttable in zip(encoded.starts.tolist(), encoded.cuttable.tolist(), strict=True)
+             if cuttable and text[start - 1:start + 1] != "\r\n"]
+    position = token = 0
+    for piece in Cutter(tokenizer, context).cut(Sample("", text))[:-1]:
+        begin, position = position, position + len(piece.truth)
+        between = any(first <= position <= last for first, last in gaps)
+        reach = encoded.starts[token + context - 1 - piece.n_prompt]
+        borders = [start for start in whole if begin < start <= reach]
+        if not encoded.cuttable[token + context - 1 - piece.n_prompt]:
+            borders = [start for start in borders if start < reach]
+        token += piece.n_truth
+        fitting = [start for start in borders if any(begin < first <= start <= last for first, last in gaps[:-1])]
+        assert piece.truth.strip()
+        assert between == (piece.cut == Cut.SENTENCE) == bool(fitting)
+        assert not fitting or position == max(fitting)
+        if piece.cut in (Cut.CLAUSE, Cut.WORD):
+            assert text[position - 1].isspace() or text[position].isspace() or not (text[position - 1] + text[position]).isalnum()
+
+
+@pytest.mark.parametrize("text", ["Words go here. " * 30 + "\n\n", "   \n\n" + "Words go here. " * 30, ("One two\n" * 3 + "\n" * 9) * 9, "日本語" * 99 + "\n"])
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE, PIECES, FEW], ids=["bytes", "bpe", "pieces", "few"])
+def test_no_piece_is_white_space_alone(tokenizer, text):
+    pieces = Cutter(tokenizer, 64).cut(Sample("", text))
+    assert "".join(piece.truth for piece in pieces) == text
+    assert all(piece.truth.strip() for piece in pieces)
 
 
 def test_a_continuation_is_told_what_came_before():

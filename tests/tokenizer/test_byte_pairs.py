@@ -36,8 +36,8 @@ def ids_of(fast, text):
     return fast.encode(text, add_special_tokens=False).ids
 
 
-FAST = {"trained": plain(), "larger": plain(600), "bytes alone": plain(257), "llama3": split_like(byte_pairs._KNOWN_SPLITS[0]),
-        "qwen2": split_like(byte_pairs._KNOWN_SPLITS[1])}
+FAST = {"trained": plain(), "larger": plain(600), "bytes alone": plain(257), "llama3": split_like(byte_pairs.SPLITS[3]),
+        "qwen2": split_like(byte_pairs.SPLITS[1])}
 if GPT2.is_dir():
     FAST["gpt2"] = tokenizers.Tokenizer.from_file(str(GPT2 / "tokenizer.json"))
 for _fast in FAST.values():

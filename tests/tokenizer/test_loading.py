@@ -38,14 +38,17 @@ def in_cache(folder, **files) -> dict:
 @pytest.mark.parametrize("files", [
     {"config": {"model_type": "gpt2"}, "tokenizer_config": {"model_max_length": 1024}},
     {"config": {"model_type": "llama"},
-     "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": "{{ messages[0] }}"}}])
+     "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": "{{ messages[0] }}"}},
+    {"config": {"model_type": "llama"},
+     "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<new>", "pad_token": "<pad>", "added_tokens_decoder": {
+         "300": {"content": "<new>", "lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}}}}])
 def test_a_tokenizer_in_the_cache_needs_no_transformers_and_is_the_same(tmp_path, files):
     done = subprocess.run([sys.executable, "-c", COMPARE], capture_output=True, text=True, check=False, env=in_cache(tmp_path, **files))
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("config", [{"tokenizer_class": "LlamaTokenizer", "eos_token": "<|endoftext|>"}, {"tokenizer_class": "PreTrainedTokenizerFast"},
-                                    {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": {"300": {"content": "<new>"}}}])
+                                    {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}])
 def test_a_tokenizer_whose_file_does_not_say_all_is_left_to_transformers(tmp_path, monkeypatch, config):
     import huggingface_hub
 

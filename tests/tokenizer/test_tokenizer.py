@@ -3,12 +3,13 @@ import json
 import socket
 
 import pytest
+import tokenizers
 from helpers import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.errors import UserError
-from lmplay.tokenizer import END_TOKEN, Tokenizer, load_tokenizer, train_tokenizer, trained_size
+from lmplay.tokenizer import END_TOKEN, Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
 from lmplay.tokenizer.tokenizer import _with_offsets
 
 BYTES = load_tokenizer("bytes")
@@ -81,10 +82,25 @@ def test_train_n_is_read(name, size):
     assert trained_size(name) == size
 
 
-@pytest.mark.parametrize("name", ["train:0", "train:256", "train:many", "train:"])
+@pytest.mark.parametrize("name", ["train:0", "train:256", "train:many", "train:",
+                                  "train:300,", "train:300,digits=2", "train:300,letters=1", "train:300,digits=1,digits=3"])
 def test_a_vocabulary_too_small_is_refused(name):
     with pytest.raises(UserError, match="257"):
         trained_size(name)
+
+
+@pytest.mark.parametrize("digits", [1, 3])
+def test_a_trained_tokenizer_keeps_digits_apart(digits):
+    texts = ["In 1984 there were 12345678 cats, and 1984 dogs: 1234567, 198419841984."] * 50
+    trained = train_tokenizer(iter(texts), 400, *training_options(f"train:400,digits={digits}")[1:])
+    assert trained.name == f"train:400,digits={digits}"
+    tokens = [trained.decode([i]) for i in trained.encode(texts[0]).ids.tolist()]
+    assert max(sum(map(str.isdigit, token)) for token in tokens) == digits
+    assert "".join(tokens) == texts[0]
+    library = tokenizers.Tokenizer.from_str(trained.spec["json"])
+    for text in (texts[0], "x1y22z333 4444\n\n  55555 ½ ٣٤٥٦ don't", "  def f(x):\n    return 10**10\r\n"):
+        assert trained.encode(text).ids.tolist() == library.encode(text, add_special_tokens=False).ids
+    assert trained.writes_all  # the fast encoder does it
 
 
 def test_folders_of_tokenizer_files(tmp_path):
@@ -103,8 +119,6 @@ def test_folders_of_tokenizer_files(tmp_path):
 
 
 def test_a_vocabulary_without_an_end_gets_one(tmp_path):
-    import tokenizers
-
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "?": 2}, unk_token="?"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     plain.save(str(tmp_path / "tokenizer.json"))
