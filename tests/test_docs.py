@@ -34,7 +34,8 @@ def finished(tmp_path_factory):
     for name in ("my_texts", "my_notes"):
         (folder / name).mkdir()
         write_rows(folder / name / "a.jsonl", [{"title": "Cats", "text": sentences(2)} for _ in range(2000)])
-    write_rows(folder / "my_notes.jsonl", [{"text": sentences(2)}])
+    for name in ("my_notes.jsonl", "my_wiki.jsonl"):
+        write_rows(folder / name, [{"text": sentences(2)}])
     (folder / "prompts.txt").write_text("The cat\n")
     (folder / "my_plan.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 700, "batch_size": 5}}))
     (folder / "short.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 20}}))
