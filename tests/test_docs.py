@@ -18,7 +18,8 @@ from lmplay.train.flags import _build_parser as trainer_flags
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted([ROOT / "README.md", ROOT / "out_gpt" / "README.md",
                                                                                                *(ROOT / "docs").glob("*.md")])}
 BLOCKS = [(page, language, text) for page, content in PAGES.items() for language, text in re.findall(r"^```(\w*)\n(.*?)^```", content, re.M | re.S)]
-COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language for line in text.splitlines() if line.strip().startswith("lmp_")})
+COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language
+                   for line in text.splitlines() if line.strip().startswith("lmp_")})
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
