@@ -18,7 +18,8 @@ from lmplay.train.flags import _build_parser as trainer_flags
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted([ROOT / "README.md", ROOT / "out_gpt" / "README.md",
                                                                                                *(ROOT / "docs").glob("*.md")])}
 BLOCKS = [(page, language, text) for page, content in PAGES.items() for language, text in re.findall(r"^```(\w*)\n(.*?)^```", content, re.M | re.S)]
-COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language for line in text.splitlines() if line.strip().startswith("lmp_")})
+COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS if not language
+                   for line in text.splitlines() if line.strip().startswith("lmp_")})
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
@@ -34,7 +35,8 @@ def finished(tmp_path_factory):
     for name in ("my_texts", "my_notes"):
         (folder / name).mkdir()
         write_rows(folder / name / "a.jsonl", [{"title": "Cats", "text": sentences(2)} for _ in range(2000)])
-    write_rows(folder / "my_notes.jsonl", [{"text": sentences(2)}])
+    for name in ("my_notes.jsonl", "my_wiki.jsonl"):
+        write_rows(folder / name, [{"text": sentences(2)}])
     (folder / "prompts.txt").write_text("The cat\n")
     (folder / "my_plan.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 700, "batch_size": 5}}))
     (folder / "short.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 20}}))
