@@ -10,8 +10,8 @@ from lmplay.errors import UserError
 from lmplay.plan.schema import Stage
 
 
-def open_stage(folder: Path, stage: dict, seed: int = 0) -> StageData:
-    return StageData(Stage.model_validate({"name": "s", **stage}), folder / "datasets", seed)
+def open_stage(folder: Path, stage: dict, seed: int = 0, validation_seed: int = 0) -> StageData:
+    return StageData(Stage.model_validate({"name": "s", **stage}), folder / "datasets", seed, validation_seed)
 
 
 def open_data(path: Path, **keys) -> StageData:

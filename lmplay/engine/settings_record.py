@@ -23,7 +23,7 @@ _GIT_SECONDS = 5.0  # after which the commit is left out
 def settings_record(run: Run) -> dict[str, Any]:
     """Make the record; `run.runner.stages` has what the stages before used, and gets what those to come will use."""
     settings, plan = run.settings, run.curriculum.plan
-    run.runner.stages |= {name: stage_settings(stage.stage, stage.settings, settings.optimizer) for name, stage in run.stages.items()}
+    run.runner.stages |= {name: stage_settings(stage.stage, stage.settings) for name, stage in run.stages.items()}
     stages = {stage.name: run.runner.stages[stage.name] for stage in plan.stages if stage.name in run.runner.stages}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": run.report.command, "folder": os.getcwd(), "git": _git_commit(),
@@ -44,7 +44,7 @@ def stages_of_checkpoint(stored: dict[str, Any], curriculum: Curriculum, context
     if "stages" in arguments:
         return dict(arguments["stages"])
     before = settings_from_json(arguments["settings"])
-    return {stage.name: stage_settings(stage, resolve_stage(before, stage, max(context_len, stage.context_len or 0)), before.optimizer)
+    return {stage.name: stage_settings(stage, resolve_stage(before, stage, max(context_len, stage.context_len or 0)))
             for stage, state in zip(curriculum.plan.stages, curriculum.states, strict=True) if state.done}
 
 

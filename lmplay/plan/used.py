@@ -27,14 +27,11 @@ def run_settings(settings: Settings) -> dict[str, Any]:
     return {flag.name: getattr(settings, flag.name) for flag in FLAGS if flag.name not in {*_BY_STAGE, *MODEL_KEYS}}
 
 
-def stage_settings(stage: Stage, used: StageSettings, optimizer: str) -> dict[str, Any]:
-    """List what a stage used: its plan entry, with the values that flags and defaults have given.
-
-    :param optimizer: the run's, whose default weight decay holds where none is given.
-    """
+def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
+    """List what a stage used: its plan entry, with the values that flags and defaults have given."""
     values = {key: value for key, value in stage.model_dump(exclude_none=True).items() if key not in _SAID_OTHERWISE} | asdict(used)
     if values["weight_decay"] is None:
-        values["weight_decay"] = OPTIMIZERS[optimizer].weight_decay
+        values["weight_decay"] = OPTIMIZERS[used.optimizer].weight_decay
     if values["min_fraction"] is None:
         values["min_fraction"] = SCHEDULES[used.schedule].min_fraction
     return values

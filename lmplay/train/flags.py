@@ -123,7 +123,7 @@ def flags_page() -> str:
         for flag in (flag for flag in FLAGS if flag.group == group):
             default = ("on" if flag.default else "off") if flag.check is switch else "" if flag.default is None else str(flag.default)
             unit = f" {flag.unit}" if flag.unit else ""
-            lines.append(f"| `--{_dashed(flag.name)}{unit}` | {default} | {flag.help} |".replace("off|on|N", "off, on, N"))
+            lines.append(f"| `--{_dashed(flag.name)}{unit}` | {default} | {flag.help} |".replace("%%", "%").replace("off|on|N", "off, on, N"))
     return "\n".join([*lines, ""])
 
 

@@ -66,7 +66,8 @@ def test_a_plan_is_followed_to_its_end(untouched):
     losses = train["columns"]["loss"]
     assert sum(losses[-5:]) < sum(losses[:5])
     settings = json.loads((out / "gpt2ish_model_settings.json").read_text())
-    assert (settings["lr"], settings["batch_size"], settings["precision"]) == (0.0006, 7, "float32")
+    assert [(stage["lr"], stage["batch_size"]) for stage in settings["stages"].values()] == [(0.01, 7)] * 3
+    assert settings["precision"] == "float32"
 
 
 def test_the_same_command_gives_the_same_bits(untouched, curriculum, tmp_path):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from helpers import sentences, train, write_rows
 
+from lmplay.documents import read_json_or_yaml
 from lmplay.errors import UserError
-from lmplay.files import NotAFile, link_atomic, read_json_or_yaml, write_text
+from lmplay.files import NotAFile, link_atomic, write_text
 from lmplay.report.console import Console
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files of Unix")
@@ -42,6 +43,7 @@ def test_no_file_of_a_run(two_stages, capsys, name, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_file_that_a_flag_names(two_stages, capsys, flag, kind):
     path = Path("x.jsonl" if flag == "--dataset" else "x.lmp" if flag in ("--resume", "--initial-model", "--inspect", "--save-weights-only") else "x.json")
+    path = Path.cwd() / path if flag == "--save-weights-only" else path  # a name alone lies in the output folder
     KINDS[kind](path)
     more = [] if flag in ("--training-plan", "--dataset") else ["--training-plan", "plan.json"]
     text = train(capsys, *more, flag, path, code=2)

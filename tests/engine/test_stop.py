@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import ENVIRONMENT, TINY, load, stop_at, total, train_plan
 
-from lmplay.engine import loop
+from lmplay.engine import loop, save
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 
@@ -33,7 +33,6 @@ def test_ctrl_c_in_the_last_step_of_a_limit_is_ctrl_c(two_stages, capsys, monkey
 
 
 def test_a_stop_between_two_stages_is_told_as_any_other(two_stages, capsys, monkeypatch):
-    from lmplay.engine import loop
 
     original = loop.StageRunner
 
@@ -129,7 +128,7 @@ def test_a_run_outlives_those_who_read_its_output(two_stages):
 
 def test_a_run_that_is_stopped_at_once_says_how_to_go_on(two_stages, capsys, monkeypatch):
     """Not by the same command, which would start anew."""
-    original, clock = loop.save, time.monotonic
+    original, clock = save.save, time.monotonic
 
     def twice(*arguments, **options):
         os.kill(os.getpid(), signal.SIGINT)
@@ -137,7 +136,7 @@ def test_a_run_that_is_stopped_at_once_says_how_to_go_on(two_stages, capsys, mon
         os.kill(os.getpid(), signal.SIGINT)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(loop, "save", twice)
+    monkeypatch.setattr(save, "save", twice)
     text = train_plan(capsys, "--save-interval", 10, "--reset-history", code=130)
     assert "stopped at once; what was saved before is whole. To go on:" in text
     assert "--reset-history" not in text

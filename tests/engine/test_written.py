@@ -12,6 +12,7 @@ from lmplay.data.samples import Sample
 from lmplay.engine.written import judge_written
 from lmplay.report.completions import CompletionWriter
 from lmplay.stats.figures import Progress
+from lmplay.writing.prompting import Prompting
 
 
 class Next(nn.Module):
@@ -42,7 +43,7 @@ def test_a_request_to_stop_is_heard_while_the_model_writes():
 
 def test_a_prompt_with_its_truth_behind_a_tab_is_continued_with_the_most_probable_text(tmp_path):
     writer = CompletionWriter(["a", "a\tbcd", "w\txyz!"], tmp_path / "samples.jsonl", 3, 0, print)
-    texts = writer.write(Next(), BYTES, 64, 1, lambda: False)
+    texts = writer.write(Next(), Prompting(BYTES), 64, 1, lambda: False)
     writer.keep(texts, Progress(1, 2, 3, 4.0), "one")
     free, right, wrong = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert "truth" not in free

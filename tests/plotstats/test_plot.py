@@ -113,7 +113,7 @@ def test_hardly_anything_recorded(tmp_path, capsys, rows):
     assert (code, complaints) == (0, "")
     assert len(pictures(tmp_path)) == 8
     if not rows:
-        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 9]
+        assert output.splitlines()[-1].split() == ["b", "gpt2ish_tiny", *["-"] * 12]
         assert "nothing recorded yet" in words_in(draw_curve(curves_of(tmp_path)[0], None, ["tokens"], None))
 
 

@@ -18,7 +18,7 @@ def test_banner_progress_and_summary(folder, capsys):
     assert re.fullmatch(r"one: 24 of 27 samples \(89%\), loss \d\.\d{3}, validation \d\.\d{3}, [\d,]+ tokens/s, 0:00:\d\d left \(plan 0:00:\d\d\)", lines[5])
     assert "(plan" not in lines[-1]  # the last stage: what is left of it is what is left of the plan
     end = text[text.index("stopped (--max-steps 9)"):]
-    assert re.search(r"best validation loss \d\.\d{3} nats per token at \d+ samples", end)
+    assert re.search(r"best validation loss \d\.\d{3} ± \d\.\d{3} nats per token at \d+ samples", end)
     assert "lmp_plotstats --out-dir out" in end
     assert LOG in end
     assert end.splitlines()[-1].startswith("  lmp_trainer --num-blocks 1")

@@ -29,7 +29,8 @@ heavy = {{"numpy", "pyarrow", "datasets", "huggingface_hub", "torch", "transform
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from types import SimpleNamespace
 from pathlib import Path
-spec = SimpleNamespace(path={str(path)!r}, config=None, split=None, revision=None, streaming=None, encoding_errors=None, on_bad_row=None)
+keys = "config split revision streaming encoding_errors on_bad_row columns row_bytes"
+spec = SimpleNamespace(path={str(path)!r}, **dict.fromkeys(keys.split()))#"config", "split", "revision", "streaming", "encoding_errors", "on_bad_row", "columns", "row_bytes")))
 assert open_source(spec, "train", Path("nowhere"))[0] == {{"text": "x"}}
 assert heavy & set(sys.modules) <= {{"numpy"}}, heavy & set(sys.modules)
 """
@@ -96,7 +97,8 @@ def test_a_source_of_another_package_trains_by_one_file(tmp_path):
     assert done.returncode == 0, done.stderr
     checkpoint = load(next((tmp_path / "out").glob("*.play.lmp")))
     assert checkpoint["runner"]["state"]["stats"]["total_train_samples"] == 40
-    assert checkpoint["curriculum"]["state"]["stages"][0]["fingerprints"][0] == {"name": "toy:anything", "kind": "toys", "path": "toy:anything"}
+    [fingerprint, _] = checkpoint["curriculum"]["state"]["stages"][0]["fingerprints"]
+    assert fingerprint == {"name": "toy:anything", "kind": "toys", "path": "toy:anything", "reads": "'text'"}
 
 
 def test_a_plan_is_checked_without_the_data_floor(tmp_path):
