@@ -30,7 +30,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 from types import SimpleNamespace
 from pathlib import Path
 keys = "config split revision streaming encoding_errors on_bad_row columns row_bytes"
-spec = SimpleNamespace(path={str(path)!r}, **dict.fromkeys(keys.split()))#"config", "split", "revision", "streaming", "encoding_errors", "on_bad_row", "columns", "row_bytes")))
+spec = SimpleNamespace(path={str(path)!r}, **dict.fromkeys(keys.split()))
 assert open_source(spec, "train", Path("nowhere"))[0] == {{"text": "x"}}
 assert heavy & set(sys.modules) <= {{"numpy"}}, heavy & set(sys.modules)
 """
