@@ -18,8 +18,8 @@ def book(tmp_path, monkeypatch):
 
 
 def validations(folder="out_gpt"):
-    """Give the samples at which the run was validated (the validation that ends a stage is the regular one, if that is due), how often, the tokens of each row, and the
-    tokens trained on since the one before."""
+    """Give the samples at which the run was validated (the validation that ends a stage is the regular one, if that is due), how often, the tokens of each
+    row, and the tokens trained on since the one before."""
     stats = load(Path(folder) / "gpt2ish_model.lmp")["runner"]["state"]["stats"]
     rows = stats["validate"]["rows"]
     return rows["samples"], stats["total_validations"], rows["n_tokens"], [after - before for before, after in itertools.pairwise([0, *rows["tokens"]])]
