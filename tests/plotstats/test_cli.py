@@ -83,8 +83,8 @@ def test_one_run(tmp_path, capsys, monkeypatch):
     validation = read_curve(tmp_path / "tiny_validate_stats.json")
     table = [line.split() for line in output.splitlines()[-2:]]
     assert table[0] == [
-        "model", "experiment", "samples", "tokens", "time", "tokens/s", "train", "loss", "validation", "±", "error", "best", "loss", "bits/byte", "best", "bits",
-        "accuracy", "by", "edits"]
+        "model", "experiment", "samples", "tokens", "time", "tokens/s", "train", "loss", "validation", "±", "error", "best", "loss", "bits/byte", "best",
+        "bits", "accuracy", "by", "edits"]
     loss = read_curve(tmp_path / "tiny_train_stats.json").columns["loss"][-1]
     assert table[1] == ["tiny", "gpt2ish_tiny", "4k", "410k", "6m", "50s", "1k", f"{loss:.4f}", f"{validation.columns['loss'][-1]:.4f}", "-",
                         *(f"{value:.4f}" for value in (validation.columns["loss"].min(), validation.columns["loss"][-1] / 2,
