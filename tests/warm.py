@@ -40,6 +40,14 @@ class Popen(subprocess.Popen):
         return self.returncode
 
 
+if sys.platform != "linux":  # elsewhere each program starts by itself
+    class Popen(subprocess.Popen):
+        """`subprocess.Popen` of `python ARGUMENTS…`."""
+
+        def __init__(self, arguments, **options):
+            super().__init__([sys.executable, *arguments], **options)
+
+
 def run(arguments, timeout=None, **options):
     """As `subprocess.run` with captured text."""
     with Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:

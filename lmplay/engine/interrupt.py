@@ -56,6 +56,8 @@ class Interrupt:
         self._nothing_to_save = self._save_wanted = False
         self.is_ending = False  # a request to end at once, with nothing more saved
         self._asked = 0.0
+        self._number: int = signal.SIGINT  # the newest request
+        self._lost = False  # Python has ignored its exception
         self._closed = threading.Event()
 
     def __enter__(self) -> Interrupt:
@@ -166,6 +168,11 @@ class Interrupt:
         if number == SAVE:
             self._save_wanted = True
             return
+        if self._lost:  # the newest request once more, which has been noted
+            self._lost = False
+            if self.is_ending or self._nothing_to_save or not self.at_work:
+                raise Stopped(self.exit_code or AGAIN, self.at_work)
+            return
         before, code = self.exit_code, EXIT_CODES[signal.Signals(number)]
         if before is not None and number == _ALARM:
             return  # on its way out already
@@ -183,7 +190,7 @@ class Interrupt:
         if not isinstance(ignored.exc_value, Stopped):
             self._hook_before(ignored)
             return
-        self.exit_code, self.is_ending = None, False
+        self._lost = True
         threading.Timer(0.01, os.kill, (os.getpid(), self._number)).start()
 
     def _watch(self) -> None:

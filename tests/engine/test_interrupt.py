@@ -171,17 +171,23 @@ def test_a_run_that_is_deep_in_a_library_is_ended_by_force(at_work):
         run.kill()
 
 
-def test_a_request_that_comes_where_python_ignores_exceptions_is_not_lost(capsys):
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_request_that_comes_where_python_ignores_exceptions_is_not_lost(capsys, at_work):
     class Closing:
         def __del__(self):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
 
-    def wait():
+    def wait(interrupt):
+        if at_work:  # then the second request ends the run at once
+            interrupt.at_work = True
+            interrupt.request(130, "Ctrl+C")
+            time.sleep(0.6)
         Closing()
-        time.sleep(10)
+        time.sleep(1)
+        pytest.fail("the request is lost")
 
-    with pytest.raises(Stopped) as stopped, Interrupt():
-        wait()
-    assert stopped.value.exit_code == 130
+    with Interrupt() as interrupt, pytest.raises(Stopped) as stopped:
+        wait(interrupt)
+    assert (stopped.value.exit_code, interrupt.is_ending) == (130, True)
     assert "ignored" not in capsys.readouterr().err

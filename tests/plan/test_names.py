@@ -73,3 +73,17 @@ def test_an_objective_may_come_from_another_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("listed", "words"), [(["a"], "a"), (["a", "b"], "a or b"), (["a", "b", "c"], "a, b or c")])
 def test_names_in_words(listed, words):
     assert in_words(listed) == words
+
+
+def test_the_packages_are_looked_through_once(tmp_path, monkeypatch):
+    import importlib.metadata
+
+    reads, original = [], importlib.metadata.entry_points
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: reads.append(1) or original())
+    offer(tmp_path / "one", monkeypatch, "one_x", "one = one_x:One")
+    assert "one" in objectives()
+    assert "one" in objectives()
+    assert len(reads) == 1
+    offer(tmp_path / "two", monkeypatch, "two_x", "two = two_x:Two")
+    assert {"one", "two"} <= objectives().keys()
+    assert len(reads) == 2
