@@ -8,7 +8,7 @@ MODEL = {"num_blocks": 2, "embed_dim": 16, "context_len": 64}
 
 
 def record(settings: Settings) -> dict:
-    stages = {stage.name: stage_settings(stage, resolve_stage(settings, stage, 64), settings.optimizer) for stage in plan_from_json(PLAN).stages}
+    stages = {stage.name: stage_settings(stage, resolve_stage(settings, stage, 64)) for stage in plan_from_json(PLAN).stages}
     return {**run_settings(settings), "model_args": MODEL, "stages": stages, "plan": PLAN, **flags_as_given(settings)}
 
 
