@@ -20,8 +20,8 @@ from lmplay.data.tales import Tales
 from lmplay.train.__main__ import main as train
 
 MODEL = ["--num-blocks", "2", "--embed-dim", "128", "--num-heads", "4", "--context-len", "128", "--dropout", "0", "--tokenizer", "train:1024",
-         "--device", "cpu", "--batch-size", "8", "--lr", "0.01", "--lr-schedule", "cosine", "--optimizer-warmup-steps", "20", "--validation-interval", "0", "--save-interval", "0",
-         "--quiet"]
+         "--device", "cpu", "--batch-size", "8", "--lr", "0.01", "--lr-schedule", "cosine", "--optimizer-warmup-steps", "20", "--validation-interval", "0",
+         "--save-interval", "0", "--quiet"]
 PIECES = ("together", "spread", "shuffled")
 NOVEL = [(row_bytes, pieces) for row_bytes in (16384, 4096, 2048, 1024) for pieces in PIECES]
 HELD_OUT = 60_000  # bytes at the end of each text
