@@ -20,8 +20,8 @@ from lmplay.data.tales import Tales
 from lmplay.train.__main__ import main as train
 
 MODEL = ["--num-blocks", "2", "--embed-dim", "128", "--num-heads", "4", "--context-len", "128", "--dropout", "0", "--tokenizer", "train:1024",
-         "--device", "cpu", "--batch-size", "8", "--lr", "0.01", "--lr-schedule", "cosine", "--optimizer-warmup-steps", "20", "--validation-interval", "0",
-         "--save-interval", "0", "--quiet"]
+         "--device", "cpu", "--batch-size", "8", "--lr", "0.01", "--optimizer-warmup-steps", "20", "--validation-interval", "0", "--save-interval",
+         "0", "--quiet"]
 PIECES = ("together", "spread", "shuffled")
 NOVEL = [(row_bytes, pieces) for row_bytes in (16384, 4096, 2048, 1024) for pieces in PIECES]
 HELD_OUT = 60_000  # bytes at the end of each text
@@ -31,7 +31,7 @@ def learn(folder: Path, file: Path, held_out: Path, row_bytes: int | None, piece
     """Train a model, and give its loss at the end in bits per byte."""
     own = {} if row_bytes is None else {"row_bytes": row_bytes}
     validation = {"dataset": {"path": str(held_out), "row_bytes": 2048}, "samples": 24}
-    plan = {"one": {"dataset": {"path": str(file), **own}, "tokens": tokens, "pieces": pieces, "validation": validation}}
+    plan = {"one": {"dataset": {"path": str(file), **own}, "tokens": tokens, "pieces": pieces, "lr_schedule": "cosine", "validation": validation}}
     (folder / "plan.json").write_text(json.dumps(plan))
     name = f"{file.stem}-{row_bytes}-{pieces}-{seed}"
     with contextlib.redirect_stdout(io.StringIO()):
