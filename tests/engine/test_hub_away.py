@@ -62,7 +62,7 @@ def test_a_run_ends_when_the_hub_stays_away_and_goes_on_as_if_nothing_had_been(s
 
 @pytest.mark.slow
 def test_ctrl_c_is_heard_while_the_hub_is_waited_for(server, run, tmp_path):
-    server.fault("train-", status=429, headers={"Retry-After": "500"}, times=None, after=14)
+    server.fault("train-", status=429, headers={"Retry-After": "500"}, times=None, after=24)
     process = run(tmp_path / "out", run=lambda *arguments, env: warm.Popen(
         ["-m", "lmplay.train", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**ENVIRONMENT, **env}))
     said = []
