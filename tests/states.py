@@ -32,12 +32,12 @@ def number_of(stored: dict) -> int:
     return stored["runner"]["state"]["stats"]["total_train_samples"]
 
 
-def same_but_kept(left: Path, right: Path) -> bool:
-    """Compare two runs' newest states and statistics: which older states are kept depends on which saves there were."""
+def all_but_kept(left: Path, right: Path) -> list[str]:
+    """List how two runs' newest states and statistics differ: which older states are kept depends on which saves there were."""
     for folder in (left, right):
         for path in (*folder.glob("*.prev-*"), *folder.glob("*.damaged-*"), *folder.glob("*.one.lmp")):
             path.unlink()
-    return compare_runs(left, right) == []
+    return compare_runs(left, right)
 
 
 def flip(path: Path) -> None:

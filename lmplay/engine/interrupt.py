@@ -29,6 +29,7 @@ _MARGIN_SECONDS = 5.0
 # Bytes a second that a save is expected to write as long as none has shown it (a hard disk, a busy file server), and the most of the time left for that.
 _SAVE_RATE, _SAVE_SHARE = 200e6, 0.1
 _IMPORTED = time.monotonic()
+STOPPED_BEFORE_WORK = "stopped before training began; nothing has been changed, and the same command goes on."
 
 
 class Stopped(BaseException):
@@ -183,7 +184,14 @@ class Interrupt:
         self._number = number
         if before is not None or self._nothing_to_save or not self.at_work:
             self.is_ending = before is not None or not self.at_work
+            if self._last and not self.at_work and _is_importing(frame):
+                self._end_now(code)
             raise Stopped(code, self.at_work)
+
+    def _end_now(self, code: int) -> None:
+        """End the process in the middle of an import: compiled modules turn an exception that comes then into a crash. There is nothing to clean up yet."""
+        os.write(2, f"\nlmp_trainer: {STOPPED_BEFORE_WORK}\n".encode())
+        os._exit(code)
 
     def _take_again(self, ignored: sys.UnraisableHookArgs) -> None:
         """Send a signal once more whose :class:`Stopped` was raised where Python ignores exceptions: in a `__del__`, or the end of an import."""
@@ -208,6 +216,15 @@ class Interrupt:
                     os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
                     os._exit(EXIT_CODES[signal.Signals(number)])
         os.close(self._inbox)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Tell whether a module is being imported."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def process_started() -> float:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.interrupt import Interrupt, Stopped
+from ..engine.interrupt import STOPPED_BEFORE_WORK, Interrupt, Stopped
 from ..errors import Faults, LmplayError, Unavailable, UserError, tell
 from ..hub import waiting
 from .flags import parse, write_settings
@@ -38,7 +38,7 @@ def run(argv: list[str] | None) -> int:
             return _choose(settings, interrupt, arguments, faults)
     except Stopped as stop:
         if not stop.at_work:  # else the report has told it
-            tell("\nlmp_trainer: stopped before training began; nothing has been changed, and the same command goes on.", sys.stderr)
+            tell(f"\nlmp_trainer: {STOPPED_BEFORE_WORK}", sys.stderr)
         return stop.exit_code
     except UserError as error:
         for fault in error.faults:

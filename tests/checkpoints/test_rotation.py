@@ -9,7 +9,7 @@ import pytest
 from helpers import TINY, load, sentences, write_plan, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import DAMAGES, MODEL, Usage, content, number_of, same_but_kept
+from states import DAMAGES, MODEL, Usage, all_but_kept, content, number_of
 
 from lmplay.checkpoints import rotation
 from lmplay.checkpoints.format import stage_file
@@ -93,7 +93,7 @@ def test_a_run_goes_on_from_the_newest_whole_state(finished, again, run, tmp_pat
     for name in files[:1] if kind == "deleted" else files:
         assert name in text
     assert {path.read_bytes() for path in again.glob("*damaged-*")} == harmed
-    assert same_but_kept(shutil.copytree(finished, tmp_path / "whole"), again)
+    assert not all_but_kept(shutil.copytree(finished, tmp_path / "whole"), again)
 
 
 def test_what_killed_runs_left_is_removed_and_nothing_else(again, run):

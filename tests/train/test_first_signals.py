@@ -47,18 +47,36 @@ def test_a_request_to_save_before_there_is_anything_changes_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("number", "code"), TRAINER)
+def test_a_signal_while_a_compiled_module_is_imported_ends_the_program_as_documented(tmp_path, number, code):
+    """Such a module turns an exception that comes meanwhile into an error of its own."""
+    (tmp_path / "sent.py").write_text("import sys\n"
+                                      "class Send:\n"
+                                      "    def find_spec(self, name, path, target=None):\n"
+                                      "        if name == 'pydantic_core':\n"
+                                      "            import os\n"
+                                      f"            os.kill(os.getpid(), {int(number)})\n"
+                                      "sys.meta_path.insert(0, Send())\n"
+                                      "from lmplay.train.__main__ import main\n")
+    done = subprocess.run([sys.executable, "-c", "from sent import main; main()", "--dataset", "builtin:tales", "--describe"], capture_output=True, text=True,
+                          env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, cwd=tmp_path, check=False)
+    assert done.returncode == code
+    assert done.stderr.strip() == "lmp_trainer: stopped before training began; nothing has been changed, and the same command goes on."
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("room", "number", "code"), PROGRAMS)
 def test_signals_in_the_first_second(tmp_path, room, number, code):
     """From the first line of its own on; how long Python itself takes to start depends on the machine."""
     arguments = {"train": ["--dataset", "builtin:tales", "--tokenizer", "bytes", "--describe"], "generate": ["--prompt", "a"], "plotstats": []}[room]
-    alone = time.monotonic()
-    subprocess.run([sys.executable, "-c", f"import lmplay.{room}.__main__"], check=True, env=ENVIRONMENT, cwd=tmp_path)
-    alone = time.monotonic() - alone
-    for wait in (0.05, 0.1, 0.2, 0.4, 0.8):
-        run = subprocess.Popen([sys.executable, "-m", f"lmplay.{room}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=ENVIRONMENT, cwd=tmp_path)
-        time.sleep(alone + wait)
+    program = (f"import sys\nimport lmplay.{room}.__main__ as door\nlisten = door.listen\n"
+               "def say(*arguments):\n    listen(*arguments)\n    print('listening', flush=True)\n"
+               "door.listen = say\nsys.exit(door.main())")
+    for wait in (0, 0.05, 0.1, 0.2, 0.4, 0.8):
+        run = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+                               cwd=tmp_path)
+        assert run.stdout.readline() == "listening\n"
+        time.sleep(wait)
         run.send_signal(number)
         _, complaints = run.communicate(timeout=60)
         assert run.returncode in (code, 0, 2), complaints  # 0, 2: it had ended before
