@@ -65,6 +65,12 @@ class StageData:
                 self._open_own(stage.validation.dataset, "train", folder)
             except UserError as error:
                 faults += error.faults
+        self._sets: dict[str, tuple[AnySource, Reading, SourceSpec]] = {}
+        for name, one in stage.sets.items():
+            try:
+                self._open_set(name, one.dataset, folder)
+            except UserError as error:
+                faults += (f"evaluate.{name}: {fault}" for fault in error.faults)
         if faults:
             raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
         self.open_samples()  # refuses now what can't be read for the length asked for
@@ -117,6 +123,15 @@ class StageData:
         weights = [spec.weight for spec in specs]
         mix = Mix(readers, None if None in weights else weights)
         return SampleStream(mix, readings, Length(None if mix.endless else 1.0), sources, _strict(specs))
+
+    def open_set(self, name: str) -> SampleStream:
+        """Give the samples of a named set once, in the order of its rows."""
+        source, reading, spec = self._sets[name]
+        return SampleStream(Mix([open_reader(source, Order(shuffle=False))], None), [reading], Length(1.0), (source,), _strict([spec]))
+
+    def rows_of_set(self, name: str) -> int | None:
+        """Give the number of rows of a named set; None where it is unknown."""
+        return self._sets[name][0].n_rows
 
     def fingerprints(self) -> list[dict[str, Any]]:
         """Give the fingerprints of the sources, then those of separate validation rows, so that a resume can tell what has changed."""
@@ -195,6 +210,20 @@ class StageData:
             self._own.append((source, self._choose_reading(source, spec, " (validation rows)"), spec))
             self._own_names.append(name or source.name)
         return source is not None
+
+    def _open_set(self, name: str, spec: SourceSpec, folder: Path) -> None:
+        """Open a named set: the split that is asked for, else its own validation rows, else all there is."""
+        found = None if spec.split is not None else open_source(spec, "validation", folder)
+        source = found or open_source(spec, "train", folder)
+        assert source is not None
+        source = _joined(source, spec)
+        self._sets[name] = source, self._choose_reading(source, spec, f" (evaluate.{name})"), spec
+        if open_reader(source, Order(shuffle=False)).endless:
+            raise UserError(f"source {source.name} never ends; give a data set that ends.")
+        if self.open_set(name).next() is None:
+            raise UserError(f"source {source.name}: no row gives a sample.")
+        if any(source.fingerprint == other.fingerprint for other in self.sources):
+            self.warnings.append(f"evaluate.{name} reads {source.name}, which the stage is trained on; a split may be what is meant.")
 
     def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "") -> Reading:
         """Decide how the rows of a source become samples, after a look at some of them, and note what there is to say about it."""

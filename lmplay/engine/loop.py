@@ -91,13 +91,15 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
 
 
 def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
-    """Do the validation that is due, if one is, and keep the best state; on an error of its data, save: the run that goes on validates again."""
-    if not stage.state.validation_due:
+    """Do the validation and the evaluations that are due, and keep the best state; on an error of their data, save: the run that goes on does them again."""
+    due = stage.state.evaluation_due
+    if not stage.state.validation_due and not due:
         return
     with recorder.pause():
         try:
-            if stage.validate():
+            if stage.state.validation_due and stage.validate():
                 _keep_best(run, stage)
+            stage.evaluate(due)
         except (Unavailable, UserError):
             _insist(save(run, stage.name, wait=True))
             raise

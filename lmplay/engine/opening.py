@@ -208,7 +208,7 @@ def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
     """
     out, name, faults = Path(settings.out_dir).expanduser(), path.stem, []
     for file in (path, *existing(path, [*stages, *best_names(stages)]), *(file for stage in (None, *stages) for file in stats_files(out, name, stage)),
-                 *(out / f"{name}{rest}" for rest in ("_settings.json", ".log", "_samples.jsonl", "_train.csv", "_validate.csv"))):
+                 *(out / f"{name}{rest}" for rest in ("_settings.json", ".log", "_samples.jsonl", "_train.csv", "_validate.csv", "_evaluate.csv"))):
         try:
             check_is_file(file)
         except NotAFile as error:

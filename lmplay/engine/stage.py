@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,11 @@ from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
 from ..device.random_state import restore_torch_random_state, torch_random_state
 from ..errors import TrainingError
+from ..objectives import load_objective
+from ..objectives.base import Objective
 from ..optim.grads import check_grads
 from ..optim.optimizers import build_optimizers
+from ..plan.names import DEFAULT_OBJECTIVE
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
@@ -25,6 +28,7 @@ from .by_source import BySource
 from .early_stopping import is_over, judge_anew, note_loss, note_lowest
 from .evaluate import Evaluation, evaluate, validation_done
 from .held_out import HeldOut
+from .named_sets import NamedSets
 from .opening import freeze
 from .run import OpenStage, Run
 from .step import StepSums, train_step
@@ -88,6 +92,8 @@ class StageRunner:
         apart = {"tokens": self.held_out.n_tokens * VALIDATION_TOKEN / VALIDATION_SHARE} if interval == AUTO else {}
         self.validations = Cadence(intervals(interval, AUTO_VALIDATIONS), apart)
         self.state.validated = self.state.validated or self.counts()
+        self._of_sets = load_objective(DEFAULT_OBJECTIVE)
+        self.named_sets = NamedSets(self._open, partial(self._of_sets.prepare, cutter=self.cutter), self.counts())
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
@@ -142,9 +148,10 @@ class StageRunner:
         return {**self.run.record.counts(), "tenths": 10 * (self.run.lr_schedulers.progress or 0.0)}
 
     def note_progress(self) -> None:
-        """Note whether a validation is due after the step that has been done."""
+        """Note whether a validation and evaluations of named sets are due after the step that has been done."""
         assert self.state.validated is not None
         self.state.validation_due = self.validations.due(self.state.validated, self.counts())
+        self.named_sets.note_progress(self.counts())
 
     def validate(self) -> bool:
         """Judge the model by the held-out samples, the same ones each time.
@@ -161,8 +168,27 @@ class StageRunner:
         self.state.validation_due, self.state.validated = False, self.counts()
         return best
 
+    def evaluate(self, names: Sequence[str]) -> bool:
+        """Judge the model by named sets, each as a whole; training goes on with the random numbers that it would have had.
+
+        :param names: those of the sets; one that the model has been judged by at this step is skipped.
+        :return: False when a request to stop came in between; the run that goes on does those that are left.
+        """
+        random_before = torch_random_state()
+        for name in names:
+            if not self.stats.evaluated_at(name, self.run.record.progress):
+                found = self._evaluate(partial(self.named_sets.units, name), self._of_sets, [])
+                restore_torch_random_state(random_before)
+                if found is not None:
+                    self._record_set(name, found)
+                    self.run.report.evaluation(name, self.stats.describe_set(name), self.named_sets.skipped[name])
+                elif self.run.interrupt.requested():
+                    return False
+            self.named_sets.note_done(name, self.counts())
+        return True
+
     def finish(self, keep_best: Callable[[], None]) -> bool:
-        """End the stage: its last validation, more held-out samples, and what the next stage must not go on with.
+        """End the stage: named sets, its last validation, more held-out samples, and what the next stage must not go on with.
 
         :param keep_best: is called when the last validation is the best of the stage, before the stage counts as done.
         :return: False when a request to stop came in between; the stage is then still to be ended.
@@ -171,6 +197,8 @@ class StageRunner:
         if not self.stats.totals["total_train_steps"]:
             raise nothing_to_train_on(self.stage.name, Counter(self.reached["skipped"]))
         self.batches.close()
+        if not self.evaluate(self.named_sets.names):
+            return False
         if self.held_out.is_there:
             found = self._judge(self.held_out.regular)
             more = self._judge(self.held_out.rest) if found is not None else None
@@ -196,20 +224,26 @@ class StageRunner:
         return True
 
     def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
-        """Judge the model by samples; None when a request to stop came in between, and without samples."""
-        run, found = self.run, None
+        """Judge the model by held-out samples, and let it continue prompts; None when a request to stop came in between, and without samples."""
+        run = self.run
         prompting = recorded(run.model.tokenizer, run.model.forms)
         written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step, run.interrupt.requested)
-        for attempt in self._budget.attempts(self.cutter.context_len) if written is not None else ():
+        if written is None:
+            return None
+        found = self._evaluate(units, self.objective, self.by_source.validation_names)
+        if found is not None and (rows := run.completions.keep(written, run.record.progress, self.stage.name)):
+            run.notifier.samples(rows)
+        return found
+
+    def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
+        """Judge the model by samples; None when a request to stop came in between, and without samples."""
+        run, found = self.run, None
+        for attempt in self._budget.attempts(self.cutter.context_len):
             with run.interrupt.until_stopped(), attempt as tokens:
                 budget = run.settings.validation_budget(self.cutter.context_len, tokens)
-                found = evaluate(run.device_model, self.objective, run.model.tokenizer, units(), partial(self._grouping.mini_batches, token_budget=budget),
-                                 run.interrupt.requested, self.by_source.validation_names)
-        if found is None or written is None:
-            return None
-        if rows := run.completions.keep(written, run.record.progress, self.stage.name):
-            run.notifier.samples(rows)
-        if not math.isfinite(found.loss):
+                found = evaluate(run.device_model, objective, run.model.tokenizer, units(), partial(self._grouping.mini_batches, token_budget=budget),
+                                 run.interrupt.requested, sources)
+        if found is not None and not math.isfinite(found.loss):
             raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
         return found
 
@@ -224,8 +258,9 @@ class StageRunner:
         self.run.notifier.validation(progress, sums, final, found.by_source)
 
     def _record_set(self, name: str, found: Evaluation) -> None:
-        """Take note of the evaluation of a named set."""
+        """Take note of the evaluation of a set."""
         progress, sums = self.run.record.progress, {**found.sums, "lr": self.lr}
         for stats in (self.run.record.stats, self.stats):
             stats.add_set(name, progress, sums)
             stats.keep_samples(name, progress, sums, found.samples)
+        self.run.notifier.evaluation(name, progress, sums)

@@ -13,6 +13,7 @@ from ..device.memory import memory_there, peak_memory
 from ..plan.schema import Stage
 from ..report.hints import hints
 from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop
+from ..stats.totals import HELD_OUT
 from .run import Run
 from .stage import StageRunner
 
@@ -45,7 +46,7 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     rows, held_out = (dict(zip(data.names, counts, strict=True)) for counts in (data.rows_per_epoch(), data.held_out_rows()))
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.batch_size,
                       settings.context_len, settings.lr, settings.schedule, len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"],
-                      stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads)
+                      stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads, stage.named_sets.in_words())
 
 
 def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
@@ -97,7 +98,8 @@ def run_end(run: Run) -> RunEnd:
     run.record.note_memory(peak_memory(run.runtime.device))
     wrapped = run.device_model.wrapped
     return RunEnd(files(run), run.record.progress, run.record.stats.best, run.record.stats.final, run.record.peak_memory,
-                  (wrapped.graphs, wrapped.made_again) if isinstance(wrapped, Compiled) else None)
+                  (wrapped.graphs, wrapped.made_again) if isinstance(wrapped, Compiled) else None,
+                  {name: figures for name, figures in run.record.stats.describe_sets().items() if name != HELD_OUT})
 
 
 def stop(run: Run) -> Stop:

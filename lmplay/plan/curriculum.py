@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..errors import UserError
@@ -25,7 +25,8 @@ class StageState:
     `context_len` is the length that its texts are cut to. `judged_by` identifies the samples of its validations. For early stopping, `best_loss` is the best
     validation loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was
     to follow the last step, and `validated` are the run's counts at the last one, or at the start of the stage (see :class:`lmplay.cadence.Cadence`; older
-    files have none). `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
+    files have none). `evaluated` are those counts for each named set, and `evaluation_due` lists the named sets that were to be evaluated after the last step
+    and have not been. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
     :data:`DATA_RULES` that it began with.
     """
 
@@ -42,6 +43,8 @@ class StageState:
     lowest_samples: int | None = None
     judged_by: str | None = None
     rules: int = DATA_RULES
+    evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluation_due: list[str] = field(default_factory=list)
 
 
 class Curriculum:
@@ -77,7 +80,7 @@ class Curriculum:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's position; the plans must agree in all stages that have begun (:meth:`check_past`)."""
-        known = {field.name for field in fields(StageState)}  # files of version 0.1 have more
+        known = {one.name for one in fields(StageState)}  # files of version 0.1 have more
         begun = [StageState(**{"rules": 1, **{key: value for key, value in stage.items() if key in known}})
                  for stage in state["stages"] if stage["fingerprints"] is not None]
         self.states[:len(begun)] = begun
@@ -97,7 +100,7 @@ class Curriculum:
             if state["fingerprints"] is None:
                 continue
             now = _by_rules(self.plan.stages[i], state.get("rules", 1)) if i < len(self.plan.stages) else None
-            if now is None or _without_local_paths(now) != _without_local_paths(stage):
+            if now is None or _that_trains(now) != _that_trains(stage):
                 faults.append(f"stage '{stage.name}' has been {'done' if state['done'] else 'begun'} and differs in this plan: {_differences(stage, now)}.")
         if faults:
             raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start anew.")
@@ -118,12 +121,20 @@ def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:
     return lines
 
 
-def _without_local_paths(stage: Stage) -> Stage:
-    """Remove the paths of local files: they may have been moved, and their contents are compared when they are opened."""
+def changed_sets(before: Plan, now: Plan) -> list[str]:
+    """List the stages in both plans whose named sets differ, a line each."""
+    old = {stage.name: stage for stage in before.stages}
+    pairs = [(old[stage.name].model_copy(update={"evaluate": stage.evaluate}), old[stage.name]) for stage in now.stages if stage.name in old]
+    return [f"stage '{new.name}': {_differences(was, new)}" for new, was in pairs if new != was]
+
+
+def _that_trains(stage: Stage) -> Stage:
+    """Remove what changes nothing that is trained: named sets, and the paths of local files, which may have been moved; their contents are compared when
+    they are opened."""
     def blank(spec: SourceSpec) -> SourceSpec:
         return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
 
-    return _with_sources(stage, blank)
+    return _with_sources(stage, blank).model_copy(update={"evaluate": None})
 
 
 def _by_rules(stage: Stage, rules: int) -> Stage:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -136,12 +136,14 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
     defaults = special.get("$defaults")
     defaults = defaults if isinstance(defaults, dict) else {}
     faults = _faults(Header, special, where)
-    faults += _path_faults({"validation": defaults.get("validation")}, folder, f"{where}, key '$defaults.")
+    faults += _path_faults({key: defaults.get(key) for key in ("validation", "evaluate")}, folder, f"{where}, key '$defaults.")
     for name, body in bodies.items():
         faults += _stage_faults(name, body, defaults, where, folder)
         if len(faults) > MOST_FAULTS:
             _refuse(faults)
-    faults += [f"{where}: {fault}." for _, fault in Plan.conflicts({"stages": [{"name": name} for name in bodies]})]
+    sets = {name: _merged(defaults, body).get("evaluate") for name, body in bodies.items() if isinstance(body, dict)}
+    conflicts = Plan.conflicts({"stages": [{"name": name, "evaluate": sets.get(name)} for name in bodies]})
+    faults += [f"{where}: {fault}." if key == "stages" else f"{where}, key '{key}': {fault}." for key, fault in conflicts]
     _refuse(faults)
     stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
               for name, body in bodies.items()]
@@ -156,9 +158,13 @@ def _refuse(faults: list[str]) -> None:
 
 
 def _merged(defaults: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
-    """Merge a stage with `$defaults`; its length, in whatever unit, replaces theirs."""
+    """Merge a stage with `$defaults`; its length, in whatever unit, replaces theirs, and its named sets come beside theirs (null = without that set)."""
     has_length = any(body.get(key) is not None for key in LENGTHS)
-    return {**{key: value for key, value in defaults.items() if not (has_length and key in LENGTHS)}, **body}
+    merged = {**{key: value for key, value in defaults.items() if not (has_length and key in LENGTHS)}, **body}
+    sets = [part["evaluate"] for part in (defaults, body) if isinstance(part.get("evaluate"), dict)]
+    if isinstance(merged.get("evaluate"), dict):
+        merged["evaluate"] = {name: one for name, one in {**sets[0], **sets[-1]}.items() if one is not None}
+    return merged
 
 
 def _stage_faults(name: str, body: Any, defaults: dict[str, Any], where: str, folder: Path) -> Iterator[str]:
@@ -220,6 +226,10 @@ def _map_paths(body: dict[str, Any], change: Callable[[str, str], str]) -> dict[
     validation = body.get("validation")
     if isinstance(validation, dict) and "dataset" in validation:
         body["validation"] = {**validation, "dataset": source("validation.dataset", validation["dataset"])}
+    evaluate = body.get("evaluate")
+    if isinstance(evaluate, dict):
+        body["evaluate"] = {name: {**one, "dataset": source(f"evaluate.{name}.dataset", one["dataset"])} if isinstance(one, dict) and "dataset" in one
+                            else source(f"evaluate.{name}", one) if isinstance(one, str) else one for name, one in evaluate.items()}
     return body
 
 
@@ -284,15 +294,18 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
     """
     key, last, field = "", "", None
     part: type[Part] | None = model
+    named = False
     for step in details["loc"]:
         if isinstance(step, int):
             if isinstance(raw, list):  # else a single source without brackets
                 key, raw = f"{key}[{step}]", raw[step]
         elif isinstance(raw, dict) and step not in _MARKS:  # what is not an object is a short form: its inner key was never written
             key, last, raw = f"{key}.{step}" if key else step, step, raw.get(step)
-            if step in (fields := _fields(part)):
+            if named:
+                named = False
+            elif step in (fields := _fields(part)):
                 field = fields[step]
-                part = _part_in(field.annotation)
+                part, named = _part_in(field.annotation), _is_named(field.annotation)
     words = re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", ""))
     if details["type"] == "extra_forbidden" or "[key]" in details["loc"]:
         allowed = list(_fields(part) or ROLES)
@@ -324,6 +337,9 @@ def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[
         if part and isinstance(value, list):
             for index, item in enumerate(value):
                 yield from _conflicts(part, item, f"{prefix}{key}[{index}].")
+        elif part and isinstance(value, dict) and _is_named(field.annotation):
+            for name, item in value.items():
+                yield from _conflicts(part, item, f"{prefix}{key}.{name}.")
         elif part:
             yield from _conflicts(part, value, f"{prefix}{key}.")
 
@@ -339,6 +355,11 @@ def _part_in(annotation: Any) -> type[Part] | None:
     if isinstance(annotation, type) and issubclass(annotation, Part):
         return annotation
     return next((part for part in map(_part_in, get_args(annotation)) if part), None)
+
+
+def _is_named(annotation: Any) -> bool:
+    """Tell whether a type is a dict of objects, by names of the user's choice."""
+    return get_origin(annotation) is dict or any(map(_is_named, get_args(annotation)))
 
 
 def shown(value: Any, most: int = 60) -> str:

@@ -4,6 +4,7 @@ The description of a field says what is allowed in plain words: editors show it 
 """
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -23,12 +24,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import OBJECTIVES, OPTIMIZERS, SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
+# Names that are not for sets of `evaluate`: the statistics have samples of a stage's own under them (lmplay.stats.totals).
+KEPT_SETS = ("validation", "held_out")
 LENGTHS = ("epochs", "samples", "tokens", "steps")
 _SHORT_NUMBER = r"[0-9][0-9_]*(\.[0-9]+)?[kMB]"
 ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
@@ -71,6 +75,16 @@ def _steps_or_fraction(value: float) -> float:
     return value
 
 
+def _evaluation_interval(value: int | str) -> int | str:
+    """Take an interval, see :func:`lmplay.cadence.check_interval`."""
+    try:
+        if value != AUTO:
+            return check_interval(value)
+    except ValueError:
+        pass
+    raise PydanticCustomError("interval", "an interval")
+
+
 def _listed(value: Any) -> Any:
     """Wrap a single source in a list."""
     return [value] if isinstance(value, (str, dict, BaseModel)) else value
@@ -96,6 +110,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Warmup = Annotated[int | float, AfterValidator(_steps_or_fraction), WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
                {"type": "string", "pattern": f"^{_SHORT_NUMBER}$"}]})]
+Interval = Annotated[int | str, AfterValidator(_evaluation_interval), WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": "^[0-9]"}]})]
 ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
 Columns = Annotated[dict[Role, Text], WithJsonSchema(
@@ -240,6 +256,25 @@ class EarlyStopping(Part):
     min_delta: float = Field(default=0.0, ge=0, title="Smallest drop of the validation loss that counts", description="a number, 0 or more")
 
 
+class EvaluatedSet(Part):
+    """A named set: a data set that the model is judged by as a whole, at the end of a stage and perhaps at an interval."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "dataset"}
+
+    dataset: SourceSpec = Field(title="What is read, from its first row to its last", description="a data set name or path, or a source object")
+    interval: Interval | None = option("How often before the end of the stage", 'a number of samples, or a text such as "500steps", "1Mtokens", "10m"; '
+                                       "0 = only at the end of the stage")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        dataset = given.get("dataset")
+        path = dataset if isinstance(dataset, str) else _get(dataset, "path")
+        if isinstance(path, str) and is_endless(path):
+            yield "dataset", f"found {path}, which never ends, allowed: a data set that ends"
+        if _get(dataset, "weight") is not None:
+            yield "dataset.weight", "found a weight on a source that is not mixed, allowed: none"
+
+
 class Overrides(Part):
     """What a stage may set for itself, and `$defaults` for all stages; None means the program's default."""
 
@@ -262,6 +297,8 @@ class Overrides(Part):
         "How the pieces of a long sample are divided among batches", "together, spread (a quarter of a batch at a time) or shuffled (within 16 batches)")
     validation: Validation | None = option(
         "Validation rows", 'a fraction from 0 (none) to 0.5, a split name, or an object with fraction, split or dataset, and samples')
+    evaluate: Annotated[dict[str, EvaluatedSet | None], Field(json_schema_extra={"propertyNames": {"pattern": STAGE_NAME}})] | None = option(
+        "Sets that the model is judged by as a whole", 'an object of sets by name, each a data set or {"dataset": ..., "interval": ...}')
     stopping: Literal["first_exhausted", "all_exhausted"] | None = option("When an epoch of a mix ends", "first_exhausted or all_exhausted")
     freeze: list[Annotated[str, Field(pattern="^!?[^!]")]] | None = option(
         "Parameters that are not trained", 'a list of patterns over parameter names, such as ["blocks.*", "!blocks.5.*"]')
@@ -277,6 +314,10 @@ class Overrides(Part):
         fraction = validation if isinstance(validation, (int, float)) else _get(validation, "fraction")
         if "early_stopping" in given and fraction == 0:
             yield "early_stopping", "found it beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
+        evaluate = given.get("evaluate")
+        for name in evaluate if isinstance(evaluate, dict) else ():
+            if not re.fullmatch(STAGE_NAME, name) or name.lower() in KEPT_SETS:
+                yield "evaluate", f"found a set named {json.dumps(name)}, allowed: names as those of stages, but for {' and '.join(KEPT_SETS)}"
 
 
 class StageBody(Overrides):
@@ -299,6 +340,11 @@ class Stage(StageBody):
     """A named part of a plan: one mix of sources, one length (1 epoch where none is given), its own overrides."""
 
     name: str = Field(pattern=STAGE_NAME, title="Name", description='letters, digits, "_", "-" and ".", not "." first, at most 64 characters')
+
+    @property
+    def sets(self) -> dict[str, EvaluatedSet]:
+        """The named sets, in order."""
+        return {name: one for name, one in (self.evaluate or {}).items() if one is not None}
 
     @classmethod
     def written_out(cls, value: Any) -> Any:
@@ -360,9 +406,15 @@ class Plan(Part):
             if name.lower() in first:  # some file systems do not tell upper from lower case
                 yield "stages", f"found the names '{first[name.lower()]}' and '{name}', allowed: names that differ in more than case, as those of files must"
             first.setdefault(name.lower(), name)
+        read: dict[str, tuple[str, Any]] = {}
+        sets = ((str(_get(stage, "name")), name, _dataset_of(one)) for stage in stages for name, one in _sets_of(stage).items())
+        for where, name, dataset in sets:
+            before, same = read.setdefault(name, (where, dataset))
+            if same != dataset:
+                yield f"evaluate.{name}", f"found other data in stage '{where}' than in '{before}', allowed: the same data under one name"
 
     def sources(self) -> list[SourceSpec]:
-        """List all sources that are read: the data sets of all stages, and those that only their validation reads."""
+        """List all sources that are read: the data sets of all stages, those that only their validation reads, and those of named sets."""
         specs = []
         for stage in self.stages:
             specs += stage.dataset
@@ -370,11 +422,24 @@ class Plan(Part):
                 specs.append(stage.validation.dataset)
             elif stage.validation is not None and stage.validation.split is not None:
                 specs += [spec.model_copy(update={"split": stage.validation.split}) for spec in stage.dataset]
+            specs += [one.dataset for one in stage.sets.values()]
         return specs
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
         return self.model_dump(exclude_none=True)
+
+
+def _sets_of(stage: Any) -> dict[str, Any]:
+    """Give the named sets of a stage, parsed or not yet."""
+    sets = _get(stage, "evaluate")
+    return {name: one for name, one in sets.items() if one is not None} if isinstance(sets, dict) else {}
+
+
+def _dataset_of(one: Any) -> Any:
+    """Write out the source of a named set, parsed or not yet, so that two can be compared."""
+    dataset = one if isinstance(one, str) else _get(one, "dataset")
+    return dataset.model_dump(exclude_none=True) if isinstance(dataset, Part) else SourceSpec.written_out(dataset)
 
 
 def _with_short_numbers(field: dict[str, Any]) -> dict[str, Any]:
@@ -400,6 +465,7 @@ def plan_schema() -> dict[str, Any]:
     for part in (SourceSpec, LrSchedule, Optimizer, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
+    parts["EvaluatedSet"] = {"anyOf": [{"type": "string", "minLength": 1}, parts["EvaluatedSet"]]}
     parts["Shuffle"] = {"anyOf": [{"const": True}, parts["Shuffle"]]}
     dataset = parts["StageBody"]["properties"]["dataset"]
     texts = {key: dataset.pop(key) for key in ("title", "description")}

@@ -130,7 +130,7 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
     """
     from .compare import comparison_lines, describe_ideas, idea_lines
     from .runs import read_folder
-    from .table import describe_runs, write_table
+    from .table import describe_runs, write_sets, write_table
 
     curves, faults = read_folder(arguments.out_dir)
     curves = _selected(curves, arguments, faults)
@@ -147,11 +147,11 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
     if arguments.html:
         from .report import write_report
 
-        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline)
+        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline, ideas, comparisons)
         print(arguments.html)
     else:
         _draw_pictures(curves, arguments, changed)
-    blocks = [write_table(runs).split("\n"), [*idea_lines(ideas), *comparison_lines(comparisons)]]
+    blocks = [write_table(runs).split("\n"), write_sets(curves).splitlines(), [*idea_lines(ideas), *comparison_lines(comparisons)]]
     print("".join("\n" + "".join(f"{printable(line)}\n" for line in lines) for lines in blocks if lines), end="")
     return faults
 

@@ -160,7 +160,8 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
     """Say for people what was compared."""
     lines = []
     for one in comparisons:
-        lines.append(f"{one.idea} against {one.baseline}, {counted(one.samples, 'sample')} of {one.set.replace('_', ' ')}: {one.loss:.4f} and "
+        name = "held out" if one.set == HELD_OUT else one.set
+        lines.append(f"{one.idea} against {one.baseline}, {counted(one.samples, 'sample')} of {name}: {one.loss:.4f} and "
                      f"{one.baseline_loss:.4f} {one.unit}")
         lines.append(f"  difference {one.difference:+.4f}, 95 % interval {one.low:+.4f} to {one.high:+.4f}: {one.verdict}")
     return lines
@@ -192,10 +193,11 @@ def _chosen(judged: JudgedSet, common: set[int]) -> tuple[Floats, Floats, Floats
 
 
 def _that_matter(settings: dict[str, Any]) -> dict[str, Any]:
-    """Keep the settings in which two ideas differ: what changes the training, but for the seed."""
+    """Keep the settings in which two ideas differ: what changes the training, but for the seed; named sets do not."""
     arguments = settings.get("model_args")
     names = {*_FLAGS, *(arguments if isinstance(arguments, dict) else ())}
-    return {key: value for key, value in flat_settings(settings).items() if key in names or ("." in key and not key.startswith("versions."))}
+    return {key: value for key, value in flat_settings(settings).items()
+            if key in names or ("." in key and not key.startswith("versions.") and not key.endswith(".evaluate"))}
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -55,6 +55,7 @@ def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], s
             saves = _within(curve, curve.saves, x_name)
             marks = [("saved", saves if len(saves) <= MOST_SAVES else saves[:0], theme.soft), *_marks(curve, x_name, theme.ink, theme.alarm)]
             panels.append(Panel(x_name, figure, lines, curve.stages, floors, marks))
+    panels += _set_panels(shown, x_names, theme)
     panels += _source_panels(shown, x_names, smoothing, theme)
     stage = [] if curve.stage is None else [f"stage {curve.stage}"]
     state = ["not finished"] if curve.running else []
@@ -132,6 +133,11 @@ def _draw_models(ideas: Sequence[Idea], x_names: Sequence[str], smoothing: float
     """
     curves = [curve for idea in ideas for curve in idea.runs]
     panels = [panel(x_name, figure, _lines(ideas, x_name, figure.name, smoothing, theme)) for figure in _measured(curves, comparable) for x_name in x_names]
+    for name in [name for name in curves[0].named_sets if all(name in curve.sets for curve in curves)]:
+        of_set = [replace(idea, runs=tuple(curve.sets[name] for curve in idea.runs)) for idea in ideas]
+        figure = LOSS if comparable else BY_NAME["bits_per_byte"]
+        panels += [replace(panel(x_name, figure, _lines(of_set, x_name, figure.name, smoothing, theme)), of=f"of {cut(name, 40)}", floors=())
+                   for x_name in x_names]
     title = f"{KIND_NAMES[curves[0].kind].capitalize()} of {len(curves)} models{minus}"
     return make_figure(panels, len(x_names), [title, *([] if comparable else [WARNING])], theme)
 
@@ -141,6 +147,14 @@ def _measured(curves: Sequence[Curve], comparable: bool = True) -> list[Figure]:
     figures = {figure.name: figure for figure in (*PANELS, *(figure for curve in curves for figure in curve.declared)) if figure.panel}
     return [figure for name, figure in figures.items() if figure is LOSS or (
         any(curve.points("samples", name)[0].size for curve in curves) and not (name == "bits_per_byte" and comparable))]
+
+
+def _set_panels(shown: Sequence[Curve], x_names: Sequence[str], theme: Theme) -> list[Panel]:
+    """Prepare a row of panels with the losses on named sets; none where there are none."""
+    sets = [(name, one) for curve in shown for name, one in curve.sets.items() if name in curve.named_sets]
+    colors = theme.curves[FIRST_SOURCE_COLOR:]
+    return [Panel(x_name, LOSS, [_line(one, x_name, LOSS.name, 0, cut(name, 40), colors[index % len(colors)], STYLES[index // len(colors) % len(STYLES)])
+                                 for index, (name, one) in enumerate(sets)], shown[0].stages, of="of named sets") for x_name in x_names if sets]
 
 
 def _source_panels(shown: Sequence[Curve], x_names: Sequence[str], smoothing: float | None, theme: Theme) -> list[Panel]:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import write_text
-from ..stats.figures import FIGURES, Figure
+from ..stats.figures import BY_NAME, FIGURES, Figure
+from .compare import Comparison, Idea
 from .plot import KIND_NAMES, LOSS, WARNING, same_tokens
-from .report_tables import events_table, runs_table, samples_tables, settings_tables, stages_table
+from .report_tables import comparison_table, events_table, runs_table, samples_tables, sets_table, settings_tables, stages_table
 from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
 from .theme import THEMES
 
@@ -30,13 +31,15 @@ _MOST_MARKS = 60  # of a kind and a run; more would be a band
 
 
 def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None, theme: str | None = None,
-                 baseline: str | None = None) -> None:
+                 baseline: str | None = None, ideas: Sequence[Idea] = (), comparisons: Sequence[Comparison] = ()) -> None:
     """Write the report of an output folder to the file `path`.
 
     :param folder: settings and samples of the runs are read from it.
     :param smoothing: of training curves, see :func:`lmplay.plotstats.runs.window_of`.
     :param theme: one of `THEMES`; None = what the browser prefers.
     :param baseline: a run that the charts subtract when the page opens.
+    :param ideas: the runs, those that differ in the seed alone together.
+    :param comparisons: of the ideas with a baseline.
     :raises UserError: when plotly is not installed, or the file cannot be written.
     """
     try:
@@ -49,10 +52,11 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
     charts = [_chart(figure, kind, [curve for curve in whole if curve.kind == kind], smoothing)
               for figure in figures.values() for kind in ("validate", "train") if getattr(figure, kind)]
     data = {"x_names": list(X_NAMES), "theme": theme, "baseline": baseline, "palettes": {name: asdict(one)["curves"] for name, one in THEMES.items()},
-            "charts": [chart for chart in (*charts, *_source_charts(curves, smoothing)) if chart["lines"]],
+            "charts": [chart for chart in (*charts, *_set_charts(whole), *_source_charts(curves, smoothing)) if chart["lines"]],
             "runs": [_run(name, [curve for curve in curves if curve.model == name]) for name in names]}
     comparable = same_tokens([curve for curve in whole if curve.kind == "validate"])
-    parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "stages": stages_table(curves), "events": events_table(curves),
+    parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "sets": sets_table(curves),
+             "comparison": comparison_table(ideas, comparisons), "stages": stages_table(curves), "events": events_table(curves),
              "warning": "" if comparable else f'<p class="warning">{html.escape(WARNING.capitalize())}.</p>',
              "texts": samples_tables(folder, names), "settings": settings_tables(folder, names),
              # "</script>" would end the script, and "<!--<script>" would keep its end from ending it, wherever they stand in a name
@@ -79,6 +83,17 @@ def _look(figure: Figure) -> dict[str, Any]:
     """Say how a figure is drawn."""
     better = {None: "", True: ", above zero is better", False: ", below zero is better"}[figure.higher_is_better]
     return {"column": figure.name, "log": figure.log, "percent": figure.unit == "share", "better": better}
+
+
+def _set_charts(whole: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Collect for each named set the losses, and bits per byte, of all runs that have it."""
+    charts = []
+    for name in dict.fromkeys(name for curve in whole for name in curve.named_sets):
+        for figure in (LOSS, BY_NAME["bits_per_byte"]):
+            chart = _chart(figure, "validate", [curve.sets[name] for curve in whole if name in curve.sets], None)
+            unit = f" ({figure.unit})" if figure.unit else ""
+            charts.append({**chart, "title": f"{figure.title.capitalize()} on {name}{unit}"})
+    return charts
 
 
 def _source_charts(curves: Sequence[Curve], smoothing: float | None) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..stats.totals import HELD_OUT
 from ..words import compact, duration
+from .compare import Comparison, Idea, idea_lines
 from .runs import Curve, Floats
-from .table import COLUMNS, describe_runs, differing_settings, read_settings, show
+from .table import COLUMNS, describe_runs, describe_sets, differing_settings, read_settings, show
 
 _MOST_EVENTS = 20  # of a kind and a run; of more, the first and the last are shown, with the number
 _MOST_TEXTS = 24  # validations of a run whose texts are shown, evenly over the run
@@ -23,6 +25,23 @@ def runs_table(curves: Sequence[Curve], folder: Path) -> str:
     rows = [["–" if run[key] is None else f"{run[key]:,.0f}" if form is compact else form(run[key]) for _, key, form in COLUMNS]
             for run in describe_runs(curves, folder)]
     return f"<section><h2>Runs</h2>{_table(('run', *(heading for heading, _, _ in COLUMNS[1:])), rows, 'two')}</section>"
+
+
+def sets_table(curves: Sequence[Curve]) -> str:
+    """Lay out a row for each named set of each run: its newest figures."""
+    heads, *rows = describe_sets(curves) or [[]]
+    return f"<section><h2>Named sets</h2>{_table(heads, rows, 'two')}</section>" if rows else ""
+
+
+def comparison_table(ideas: Sequence[Idea], comparisons: Sequence[Comparison]) -> str:
+    """Lay out what the ideas are against the baseline, a row for each and for each set of samples, and above it which runs are one idea."""
+    if not comparisons:
+        return ""
+    rows = [[one.idea, one.baseline, one.set.replace("_", " ") if one.set == HELD_OUT else one.set, f"{one.samples:,}", f"{one.loss:.4f}",
+             f"{one.baseline_loss:.4f}", one.unit, f"{one.difference:+.4f}", f"{one.low:+.4f} to {one.high:+.4f}", one.verdict] for one in comparisons]
+    heads = ("idea", "against", "judged by", "samples", "loss", "baseline's", "unit", "difference", "95 % interval", "verdict")
+    groups = "".join(f"<p>{html.escape(line)}</p>" for line in idea_lines(ideas))
+    return f"<section><h2>Comparison</h2>{groups}{_table(heads, rows, 'left')}</section>"
 
 
 def stages_table(curves: Sequence[Curve]) -> str:

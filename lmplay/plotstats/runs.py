@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..stats.figures import FIGURES, Figure, described
+from ..stats.totals import HELD_OUT
 from ..stats.writing import FORMAT, KINDS
 from .long_json import read_long_json
 
@@ -37,10 +38,9 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class JudgedSet:
-    """The newest evaluation of a set: `figures` by name (None = unknown), and of each sample its identity, loss (nats), tokens and bytes, (samples,)."""
+    """The newest evaluation of a set: of each sample its identity, loss (nats), tokens and bytes, (samples,)."""
 
     samples: int  # of training before it
-    figures: dict[str, float | None]
     identity: list[int]
     loss_sum: Floats
     tokens: Floats
@@ -53,7 +53,8 @@ class Curve:
 
     Every array of `columns` is (rows,) float64, NaN where nothing was measured. `sources` are those with a loss by source (`source_column` names its column),
     the one with most tokens first. `declared` are the figures that the file describes itself: those of an objective. `best` is the lowest validation loss of
-    the newest stage (NaN = unknown), `judged` the newest evaluation of each set of samples that is not older than the newest validation.
+    the newest stage (NaN = unknown), `judged` the newest evaluation of each set of samples that is not older than the newest validation. `sets` are the
+    evaluations of each set, as a curve without sets; `newest` are the newest figures of each, with the `samples` of training before it.
     """
 
     path: Path
@@ -69,6 +70,14 @@ class Curve:
     declared: tuple[Figure, ...] = ()
     best: float = float("nan")
     judged: Mapping[str, JudgedSet] = field(default_factory=dict)
+    sets: Mapping[str, Curve] = field(default_factory=dict)
+    newest: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    joined: bool = False  # of the same samples in all stages: its line does not begin anew with a stage
+
+    @property
+    def named_sets(self) -> list[str]:
+        """The names of the sets that the plan names."""
+        return [name for name in self.sets if name != HELD_OUT]
 
     @property
     def running(self) -> bool:
@@ -99,6 +108,8 @@ class Curve:
 
         By tokens: each row has more of them than the one before, while several rows may end within the same long sample.
         """
+        if self.joined:
+            return []
         tokens, _ = self.points("tokens", y_name)
         return np.searchsorted(tokens, [stage.end["tokens"] for stage in self.stages[:-1]], side="right").tolist()
 
@@ -256,13 +267,28 @@ def _curve_of(path: Path, content: Any) -> Curve:
     lists = {**content["columns"], **{name: values for name, values in clock.items() if name not in ("resumes", "saves", "stages")}}
     further = {figure.name: lists[figure.name] for figure in declared} | {source_column(name): said["columns"]["loss"] for name, said in sources.items()}
     times = clock.get("stages") or []
-    return Curve(
+    curve = Curve(
         path=path, model=str(content["model"]), experiment=str(content["experiment"]), kind=content["kind"],
         stage=None if content["stage"] is None else str(content["stage"]),
         stages=tuple(_stage_of(stage, times[index] if index < len(times) else {}) for index, stage in enumerate(content["stages"])),
         resumes=_marks_of(clock.get("resumes") or []), saves=_marks_of(clock.get("saves") or []), columns=_columns_of(lists, further),
         sources=tuple(sorted(sources, key=lambda name: -sources[name]["tokens"])), declared=declared,
-        best=_number((content.get("best") or {}).get("loss") if "judged" in content else None), judged=_judged_of(content.get("judged") or {}))
+        best=_number((content.get("best") or {}).get("loss") if "judged" in content else None), judged=_judged_of(content.get("judged") or {}),
+        newest={str(name): _figures_of(one) for name, one in (content.get("judged") or {}).items()})
+    return replace(curve, sets={str(name): _set_of(curve, said["columns"], (clock.get("sets") or {}).get(name)) for name, said in
+                                (content.get("sets") or {}).items()})
+
+
+def _set_of(curve: Curve, columns: dict[str, Any], seconds: Any) -> Curve:
+    """Read the evaluations of a set as a curve; seconds None = they were not kept."""
+    rows = len(columns["samples"])
+    return replace(curve, columns=_columns_of({**columns, "seconds": [None] * rows if seconds is None else seconds}, {}), sources=(), declared=(),
+                   judged={}, newest={}, joined=True)
+
+
+def _figures_of(one: dict[str, Any]) -> dict[str, Any]:
+    """Read the figures of an evaluation, without the lists that have a value for each sample."""
+    return {name: value for name, value in one.items() if not isinstance(value, (list, np.ndarray))}
 
 
 def _judged_of(sets: dict[str, dict[str, Any]]) -> dict[str, JudgedSet]:
@@ -276,8 +302,7 @@ def _judged_set(one: dict[str, Any]) -> JudgedSet:
     identity, columns = [int(value) for value in one["identity"]], [np.array(one[name], dtype=np.float64) for name in ("loss_sum", "tokens", "bytes")]
     if any(values.shape != (len(identity),) for values in columns):
         raise ValueError("the samples of an evaluation have columns of different lengths")
-    figures = {name: value for name, value in one.items() if not isinstance(value, (list, np.ndarray)) and name != "samples"}
-    return JudgedSet(int(one["samples"]), figures, identity, *columns)
+    return JudgedSet(int(one["samples"]), identity, *columns)
 
 
 def _marks_of(marks: list[dict[str, float]]) -> dict[str, Floats]:

@@ -24,6 +24,12 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("validation", "validation_loss", _LOSS), ("± error", "standard_error", _LOSS), ("best loss", "best_validation_loss", _LOSS),
     ("bits/byte", "bits_per_byte", _LOSS), ("best bits", "best_bits_per_byte", _LOSS),
     ("accuracy", "accuracy", "{:.1%}".format), ("by edits", "edit_accuracy", "{:.1%}".format))
+_WHOLE = "{:,}".format
+# The same of what a run's named sets say.
+SET_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("at samples", "samples", _WHOLE), ("samples", "n_samples", _WHOLE), ("tokens", "n_tokens", _WHOLE), ("loss", "loss", _LOSS),
+    ("± error", "standard_error", _LOSS), ("perplexity", "perplexity", "{:,.2f}".format), ("bits/byte", "bits_per_byte", _LOSS),
+    ("accuracy", "accuracy", "{:.1%}".format))
 _MOST_CELL = 32  # letters of a setting
 
 
@@ -46,7 +52,7 @@ def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]
             "bits_per_byte": _figure(validation, Curve.last, "bits_per_byte"), "best_bits_per_byte": _figure(validation, Curve.lowest, "bits_per_byte"),
             "accuracy": _figure(validation, Curve.last, "accuracy"), "edit_accuracy": _figure(validation, Curve.last, "edit_accuracy"),
             "written_accuracy": _figure(validation, Curve.last, "written_accuracy"),
-            "sets": {key: dict(one.figures) for key, one in validation.judged.items()} if validation is not None else {},
+            "sets": dict(validation.newest) if validation is not None else {},
             "settings": {key: values[name] for key, values in differing.items()}})
     return runs
 
@@ -61,6 +67,20 @@ def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
                     *([key, *(cut(show(run["settings"][key]), _MOST_CELL) for run in runs)] for key in keys)]
         text += "\n\n" + _align(settings, "<" * (len(runs) + 1))
     return text
+
+
+def describe_sets(curves: Sequence[Curve]) -> list[list[str]]:
+    """Lay out the newest figures of each named set of each run, a row each below the headings; nothing where there are none."""
+    found = [(curve.model, name, curve.newest[name]) for curve in curves if (curve.kind, curve.stage) == ("validate", None)
+             for name in curve.named_sets if name in curve.newest]
+    rows = [[model, name, *("-" if figures.get(key) is None else form(figures[key]) for _, key, form in SET_COLUMNS)] for model, name, figures in found]
+    return [["model", "set", *(heading for heading, _, _ in SET_COLUMNS)], *rows] if rows else []
+
+
+def write_sets(curves: Sequence[Curve]) -> str:
+    """Write :func:`describe_sets` as text."""
+    rows = describe_sets(curves)
+    return _align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any]:

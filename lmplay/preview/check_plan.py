@@ -27,6 +27,7 @@ from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan
 from ..plan.settings import Settings
+from .check_sets import check_sets
 from .show import StageView, sample_as_json
 
 # Each stage is measured on this many samples, read for at most this many seconds: the error of the estimates is printed beside them.
@@ -106,10 +107,12 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
+    evaluating = [one["seconds_in_all"] for stage in found for one in stage["evaluate"]]
     size = checkpoint_bytes(module, optimizers.state_bytes())
     return {"model": ahead.spec.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
             "stages": found, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": peak_memory(runtime.device),
+            "evaluation_seconds": None if None in evaluating else sum(evaluating),
             # The newest state, the older ones, one of each stage, the best, and the one being written.
             "checkpoint_bytes": size, "checkpoints_bytes": size * (1 + settings.keep + len(plan.stages) + 1 + 1)}
 
@@ -125,7 +128,9 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
         raise UserError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s ({describe_skipped(measured.skipped)}).")
     freeze(model.raw, stage.stage, settings)
     timer.time(stage.objective, measured.first)
-    return {**_estimate(stage, measured, timer), **_compare(stage.data),
+    estimate = _estimate(stage, measured, timer)
+    length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
+    return {**estimate, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN) for _, sample in sorted(measured.first_samples.items())]}
 
 

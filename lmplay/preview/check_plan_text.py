@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..words import bytes_in_words, duration, rows_in_words
+from ..words import bytes_in_words, counted, duration, rows_in_words
 from .show import sample_in_words
 
 
@@ -19,7 +19,8 @@ def to_text(found: dict[str, Any]) -> str:
         for sample in stage["first_samples"]:
             lines += ["", *sample_in_words(f"first sample of {sample['source']}", sample)][:-1]
     memory = "unknown" if found["peak_memory_bytes"] is None else bytes_in_words(found["peak_memory_bytes"])
-    lines += ["", f"in all      {_time(found['seconds'])} of training on {found['device']} as it was just now, without validations",
+    sets = f", and {_time(found['evaluation_seconds'])} for the named sets" if any(stage["evaluate"] for stage in found["stages"]) else ""
+    lines += ["", f"in all      {_time(found['seconds'])} of training on {found['device']} as it was just now, without validations{sets}",
               f"memory      {memory} at its peak here",
               f"disk        {bytes_in_words(found['checkpoint_bytes'])} a checkpoint, at most {bytes_in_words(found['checkpoints_bytes'])} for all "
               "that are kept"]
@@ -36,6 +37,10 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tokens", _count(stage["tokens"]) + (f" ± {stage['tokens_error']:.1%}" if stage["tokens_error"] else "")
     yield "steps", f"{_count(stage['steps'])}, padding {stage['padding_share']:.1%}"
     yield "time", _time(stage["seconds"])
+    for one in stage["evaluate"]:
+        tokens = f"{_count(one['tokens'])} tokens" + " (estimated)" * (not one["whole"] and one["tokens"] is not None)
+        times = "an unknown number of times" if one["times"] is None else counted(one["times"], "time")
+        yield "judged by", f"{one['name']}: {rows_in_words(one['rows'], None)}, {tokens}, {_time(one['seconds'])} each, {times}: {_time(one['seconds_in_all'])}"
     yield "twice", f"{stage['duplicates']:,} of {stage['compared']:,} training samples looked at are exact duplicates of another"
     if stage["validation_compared"]:
         yield "overlap", f"{stage['validation_overlap']:,} of {stage['validation_compared']:,} validation samples are among these training samples"

@@ -38,8 +38,8 @@ class StageView:
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
         self.context_len, self._opened, self._steps = opened.settings.context_len, opened, opened.stage.steps
-        cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
-        self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=cutter)
+        self.cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
+        self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=self.cutter)
 
     def batcher(self) -> Batcher:
         """Make the batches of the stage from its beginning."""

@@ -56,4 +56,4 @@ def stage_lines(stage: StageStart) -> list[str]:
         judged = f"validated {stage.validated}, by all held-out samples"
     else:
         judged = f"validated {stage.validated}, by the same {counted(stage.validation_samples, 'held-out sample')} each time"
-    return [*lines, f"   saved {stage.saved}", f"   {judged}"]
+    return [*lines, f"   saved {stage.saved}", f"   {judged}", *(f"   judged by {line}" for line in stage.sets)]

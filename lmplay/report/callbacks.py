@@ -56,8 +56,10 @@ class Notifier:
         ends = {figures["step"] for figures in finals}
         validations = _past(stats.validate, [part.validate for part in by_stage], self._names("validate"))
         regular = [row for row in validations if row["step"] not in ends] + self._apart["validation"]
+        sets = [{"set": name, **row} for name, history in stats.sets.items() for row in _rows(history, self._names("validate"))]
         past = {"train": _past(stats.train, [part.train for part in by_stage], self._names("train")),
-                "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals, "samples": samples}
+                "validation": sorted(regular, key=lambda row: row["step"]), "final_validation": finals, "samples": samples,
+                "evaluation": sorted(sets, key=lambda row: row["step"])}
         self._callbacks.start(RunInfo(name, self.identity, folder, settings, plan, stats.totals["total_train_steps"], past))
 
     def train(self, progress: Progress, sums: Mapping[str, float], sources: Mapping[str, SourceLoss] = NO_SOURCES) -> None:
@@ -77,6 +79,11 @@ class Notifier:
                 self._apart["validation"].append(self._newest)
         self._call_noted()
         self._callbacks.validation(figures, final)
+
+    def evaluation(self, name: str, progress: Progress, sums: Mapping[str, float]) -> None:
+        """Say that a set has been evaluated; see :meth:`train`."""
+        self._call_noted()
+        self._callbacks.evaluation({"set": name, **self._row("validate", progress, sums, NO_SOURCES)})
 
     def samples(self, rows: list[Figures]) -> None:
         """Give the completions of a step; see :class:`lmplay.track.callback.Callback`."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class StageStart:
     that are not (None = endless or unknown). `frozen` counts parameters. `floor` and `floor_bits` are the lowest loss that the texts allow, in nats per token
     and bits per byte (None = unknown). `validation_samples` are those of a validation (None = all held-out ones). `to_come` are samples, tokens and steps of
     the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about what never will. `reads` are
-    lines: which columns are read as what, and which files.
+    lines: which columns are read as what, and which files. `sets` are lines: the named sets, how long they are, and when the model is judged by them.
     """
 
     name: str
@@ -109,6 +109,7 @@ class StageStart:
     validated: str
     warnings: list[str]
     reads: Sequence[str] = ()
+    sets: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class StageEnd:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run that ends: `peak_memory` in bytes (None = unknown), and `graphs`, the compilations and recompilations (None = not compiled)."""
+    """A run that ends: `peak_memory` in bytes (None = unknown), `graphs`, the compilations and recompilations (None = not compiled), and the newest figures
+    of each named set."""
 
     files: RunFiles
     progress: Progress
@@ -183,6 +185,7 @@ class RunEnd:
     final: Judged | None
     peak_memory: int | None
     graphs: tuple[int, int] | None
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

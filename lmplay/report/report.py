@@ -7,9 +7,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
 from ..checkpoints.format import versions
@@ -22,7 +23,7 @@ from .banner import banner_fields, banner_lines, stage_lines
 from .console import Console
 from .progress import ProgressLine, shorten
 from .records import RunEnd, RunStart, StageEnd, StageStart, StepDone, Stop, ValidationDone
-from .summary import file_fields, file_lines, loss_in_words, result_lines, stage_end_lines
+from .summary import file_fields, file_lines, loss_in_words, result_lines, set_line, stage_end_lines
 
 # Seconds between two plain progress lines, and two updates of the progress line on a terminal.
 _PLAIN_SECONDS, _SHOWN_SECONDS = 10.0, 0.3
@@ -67,7 +68,7 @@ class Report:
         self._console.say("\n".join(stage_lines(stage)), "stage", stage=stage.name, samples=stage.progress.samples, of=stage.total, rows=stage.rows,
                           held_out_rows=stage.held_out, reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
                           lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation, saved=stage.saved,
-                          validated=stage.validated)
+                          validated=stage.validated, sets=list(stage.sets))
         for warning in stage.warnings:
             self.say(f"WARNING: {warning}")
         self._last_line = time.monotonic()
@@ -110,6 +111,10 @@ class Report:
         parts = (("Prompt", found.prompt), ("Truth", found.truth), ("Predicted", found.predicted))
         lines += [f"  {name:<10}{shorten(text, _EXAMPLE_CHARACTERS)}" for name, text in parts]
         self._console.say("\n".join(lines), "validation", **asdict(found))
+
+    def evaluation(self, name: str, figures: Mapping[str, Any], skipped: Mapping[str, int]) -> None:
+        """Show the evaluation of a named set, with the rows of it that gave no sample, by reason."""
+        self._console.say(set_line(name, figures, skipped), "evaluation", set=name, **figures, skipped=dict(skipped))
 
     def end_stage(self, stage: StageEnd) -> None:
         """Close a stage."""
@@ -168,7 +173,7 @@ class Report:
             lines.append(f"final validation loss {loss_in_words(final)}{floor}")
         lines += [*result_lines(end), *([f"weights     {weights}"] if weights is not None else []), f"model       {end.files.model}", *file_lines(end.files)]
         self._console.say("\n".join(lines), "done", always=True, samples=end.progress.samples, tokens=end.progress.tokens, seconds=end.progress.seconds,
-                          final=final, best=end.best, weights=weights and str(weights), **file_fields(end))
+                          final=final, best=end.best, sets=end.sets, weights=weights and str(weights), **file_fields(end))
 
     def already_done(self, path: Path, plan: Plan, flags: Sequence[str]) -> None:
         """Say that there is nothing to do, and what to do with flags that differ from those it was done with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..stats.totals import Judged
+from ..stats.totals import HELD_OUT, Judged
 from ..words import bytes_in_words, counted
 from .records import RunEnd, RunFiles, StageEnd
 
@@ -28,7 +28,7 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
              f"{counted(totals['broken_samples'], 'batch end')} inside a sample{more}"]
     if stage.sources:
         lines.append("   " + "; ".join(_describe_source(name, said) for name, said in stage.sources.items()))
-    return lines + [f"   {line}" for line in stage.lost] + _sets_table(stage.sets)
+    return lines + [f"   {line}" for line in stage.lost] + [f"   {line}" for line in sets_table(stage.sets)]
 
 
 def loss_in_words(judged: Judged) -> str:
@@ -37,13 +37,25 @@ def loss_in_words(judged: Judged) -> str:
     return f"{judged['loss']:.3f}{error} nats per token"
 
 
-def _sets_table(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lay out what was found on each set of samples."""
+def set_line(name: str, figures: Mapping[str, Any], skipped: Mapping[str, int]) -> str:
+    """Say what was found on a named set."""
+    error = f" ± {figures['standard_error']:.3f}" if figures["standard_error"] is not None else ""
+    bits = f"{figures['bits_per_byte']:.3f} bits per byte, " if figures["bits_per_byte"] is not None else ""
+    return (f"evaluation of {name}: loss {figures['loss']:.3f}{error} nats per token, perplexity {figures['perplexity']:,.2f}, {bits}"
+            f"of {counted(figures['n_samples'], 'sample')} and {counted(figures['n_tokens'], 'token')}"
+            + (f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}" if skipped else ""))
+
+
+def sets_table(sets: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lay out what was found on each set of samples, and after how many samples of training where these differ."""
     rows = [["set", "samples", "tokens", *(heading for heading, _, _ in _SET_COLUMNS)]]
-    rows += [[name.replace("_", " "), f"{one['n_samples']:,}", f"{one['n_tokens']:,}",
+    rows += [["held out" if name == HELD_OUT else name, f"{one['n_samples']:,}", f"{one['n_tokens']:,}",
               *("-" if one.get(key) is None else form.format(one[key]) for _, key, form in _SET_COLUMNS)] for name, one in sets.items()]
+    if len({one["samples"] for one in sets.values()}) > 1:
+        for row, after in zip(rows, ["after", *(f"{one['samples']:,}" for one in sets.values())], strict=True):
+            row.append(after)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["   " + "  ".join(f"{cell:{'>' if number else '<'}{width}}" for number, (cell, width) in enumerate(zip(row, widths, strict=True)))
+    return ["  ".join(f"{cell:{'>' if number else '<'}{width}}" for number, (cell, width) in enumerate(zip(row, widths, strict=True)))
             for row in rows] if sets else []
 
 
@@ -52,6 +64,7 @@ def result_lines(end: RunEnd) -> list[str]:
     lines = []
     if end.best is not None:
         lines.append(f"best validation loss {loss_in_words(end.best)} at {end.best['samples']:,} samples")
+    lines += sets_table(end.sets)
     if end.peak_memory is not None:
         lines.append(f"peak memory {bytes_in_words(end.peak_memory)}")
     if end.graphs is not None:

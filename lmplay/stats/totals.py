@@ -127,13 +127,22 @@ class ModelStats:
     def keep_samples(self, name: str, progress: Progress, figures: Mapping[str, float], samples: Sequence[SampleLoss]) -> None:
         """Keep the newest losses of the samples of a set, by which two runs are compared, and its figures; see :meth:`add_train`."""
         identity, loss, tokens, n_bytes = map(list, zip(*samples[:MOST_SAMPLES], strict=True))
-        self.judged[name] = {"samples": progress.samples, "n_samples": len(samples), "n_tokens": int(figures["n_tokens"]), **values(_OF_SET, figures),
+        self.judged[name] = {"samples": progress.samples, "n_samples": len(samples), "n_tokens": int(figures["n_tokens"]),
+                             "n_bytes": int(figures["n_bytes"]), **values(_OF_SET, figures),
                              "identity": identity, "loss_sum": [round(value, 4) for value in loss], "tokens": list(map(int, tokens)),
                              "bytes": list(map(int, n_bytes))}
 
+    def evaluated_at(self, name: str, progress: Progress) -> bool:
+        """Tell whether the newest evaluation of a set was at this step."""
+        return name in self.sets and bool(self.sets[name].rows["step"][-1] == progress.step)
+
+    def describe_set(self, name: str) -> dict[str, Any]:
+        """Give the newest figures of a set."""
+        return {key: value for key, value in self.judged[name].items() if not isinstance(value, list)}
+
     def describe_sets(self) -> dict[str, dict[str, Any]]:
-        """List the newest figures of each named set."""
-        return {name: {key: value for key, value in self.judged[name].items() if not isinstance(value, list)} for name in self.sets}
+        """List the newest figures of each set."""
+        return {name: self.describe_set(name) for name in self.sets}
 
     def describe_sources(self) -> dict[str, dict[str, Any]]:
         """List of each source its samples, tokens, epochs (samples / rows per epoch) and mean losses at the end; None = unknown."""

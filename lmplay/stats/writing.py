@@ -45,7 +45,8 @@ def write_stats(folder: Path, model: str, experiment: str, stage: str | None, st
             "stages": [{key: value for key, value in entry.items() if key not in _CLOCK_KEYS} for entry in stages],
             **({"figures": figures} if figures else {}),
             "columns": {name: columns[name] for name in columns_of(kind, stats.figures)}, "sources": sources, **(_sets(stats) if kind == "validate" else {}),
-            "clock": {**clock, "resumes": resumes, "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": times, "run": run},
+            "clock": {**clock, "resumes": resumes, "saves": list(saves), "peak_memory_bytes": peak_memory, "stages": times, "run": run,
+                      **({"sets": {name: one.rows["seconds"] for name, one in stats.sets.items()}} if kind == "validate" else {})},
         }, separators=(",", ":"), allow_nan=False))
 
 

@@ -15,9 +15,9 @@ class RunInfo:
     """A run: `name` is the model file's, `identity` stays the same over all resumes, `folder` has its statistics.
     `settings` are those it uses, side by side (those of a stage as STAGE.KEY).
 
-    `step` is the optimizer step at which it starts or goes on; later steps that a callback has heard of come again. `past` has the figures of all steps and
-    validations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation"), and all completions under "samples": for a
-    callback that has lost some (a kill leaves no time to finish) or was added later.
+    `step` is the optimizer step at which it starts or goes on; later steps that a callback has heard of come again. `past` has the figures of all steps,
+    validations and evaluations up to it, as :class:`Callback` hears them, by kind ("train", "validation", "final_validation", "evaluation"), and all
+    completions under "samples": for a callback that has lost some (a kill leaves no time to finish) or was added later.
     """
 
     name: str
@@ -47,6 +47,9 @@ class Callback:
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         """A validation has been done; `final` is the longer one at the end of a stage."""
 
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        """The model has been judged by a named set, or at the end of a stage by all that is judged there ("held_out"); `set` is its name."""
+
     def samples(self, rows: list[dict[str, Any]]) -> None:
         """The model has continued the prompts of `--sample-prompts`, before a validation; a row has `step`, `samples`, `stage`, `prompt` and `text`."""
 
@@ -74,7 +77,7 @@ class Naming:
 
 
 class Tracker(Callback):
-    """A callback that logs figures under the kinds "train", "validation" and "final_validation"."""
+    """A callback that logs figures under the kinds "train", "validation", "final_validation" and, for each set, "evaluation/SET"."""
 
     naming = Naming()
 
@@ -84,14 +87,23 @@ class Tracker(Callback):
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         self._log("final_validation" if final else "validation", figures)
 
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self._log(*_of_set(figures))
+
     def _log(self, kind: str, figures: dict[str, Any]) -> None:
         """Log what was measured at a step."""
         raise NotImplementedError
 
 
 def past_rows(run: RunInfo) -> list[tuple[str, dict[str, Any]]]:
-    """List kind and figures of all past steps and validations."""
-    return [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])]
+    """List kind and figures of all past steps, validations and evaluations, as a :class:`Tracker` logs them."""
+    return [(kind, row) for kind in ("train", "validation", "final_validation") for row in run.past.get(kind, [])] + \
+        list(map(_of_set, run.past.get("evaluation", [])))
+
+
+def _of_set(figures: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Give the kind under which an evaluation is logged, and its figures."""
+    return f"evaluation/{figures['set']}", {name: value for name, value in figures.items() if name != "set"}
 
 
 def rewound(newest: int, step: int) -> str | None:
@@ -124,6 +136,9 @@ class Forwarding(Callback):
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         self._call("validation", figures, final)
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self._call("evaluation", figures)
 
     def samples(self, rows: list[dict[str, Any]]) -> None:
         self._call("samples", rows)

@@ -1,4 +1,4 @@
-"""`--track csv`: a row for each step and each validation, in two files that any program reads.  Stats floor."""
+"""`--track csv`: a row for each step, each validation and each evaluation of a set, in three files that any program reads.  Stats floor."""
 from __future__ import annotations
 
 import csv
@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..files import write_text
-from .callback import Callback, RunInfo, past_rows
+from .callback import Callback, RunInfo
 
 
 class CsvTracker(Callback):
-    """Writes NAME_train.csv and NAME_validate.csv; on a resume it first makes them agree with the checkpoint."""
+    """Writes NAME_train.csv, NAME_validate.csv and NAME_evaluate.csv; on a resume it first makes them agree with the checkpoint."""
 
     def start(self, run: RunInfo) -> None:
-        self._tables = {kind: _Table(run.folder / f"{run.name}_{kind}.csv", run.step) for kind in ("train", "validate")}
+        # Several sets are evaluated at one step, so the newest step does not tell which of them a killed run has written: that file is written anew.
+        self._tables = {kind: _Table(run.folder / f"{run.name}_{kind}.csv", step) for kind, step in
+                        (("train", run.step), ("validate", run.step), ("evaluate", 0))}
         newest = {kind: table.newest for kind, table in self._tables.items()}
-        past = [("train", row) if kind == "train" else ("validate", {**row, "final": int(kind != "validation")}) for kind, row in past_rows(run)]
+        past = [("train", row) for row in run.past.get("train", [])] + [("evaluate", row) for row in run.past.get("evaluation", [])]
+        past += [("validate", {**row, "final": int(kind != "validation")}) for kind in ("validation", "final_validation") for row in run.past.get(kind, [])]
         for kind, row in sorted(past, key=lambda entry: (entry[1]["step"], entry[1].get("final", 0))):
             if row["step"] > newest[kind]:
                 self._tables[kind].add(row)
@@ -27,6 +30,9 @@ class CsvTracker(Callback):
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
         self._tables["validate"].add({**figures, "final": int(final)})
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self._tables["evaluate"].add(figures)
 
     def end(self, status: str, pictures: list[Path]) -> None:
         for table in self._tables.values():

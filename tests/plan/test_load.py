@@ -156,3 +156,38 @@ def test_a_bad_plan_is_refused_without_heavy_imports(tmp_path):
             "{'torch', 'numpy', 'datasets', 'transformers', 'tokenizers', 'yaml', 'matplotlib', 'pyarrow'}))")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_named_sets_of_a_stage_come_beside_those_of_the_defaults():
+    plan = load({"$defaults": {"evaluate": {"a": "wikitext", "b": {"dataset": "wikitext2", "interval": "100k samples"}}},
+                 "one": {"dataset": "c4"}, "two": {"dataset": "c4", "evaluate": {"a": None, "b": {"dataset": "wikitext2"}, "c": {"dataset": {"path": "o/n"}}}},
+                 "three": {"dataset": "c4", "evaluate": None}})
+    one, two, three = plan.stages
+    assert {name: one.interval for name, one in one.sets.items()} == {"a": None, "b": 100_000}
+    assert {name: (one.dataset.path, one.interval) for name, one in two.sets.items()} == {"b": ("Salesforce/wikitext", None), "c": ("o/n", None)}
+    assert not three.sets
+    assert {spec.path for spec in plan.sources()} == {"allenai/c4", "Salesforce/wikitext", "o/n"}
+
+
+@pytest.mark.parametrize(("evaluate", "fault"), [
+    ({"held_out": "wikitext"}, 'evaluate\': found a set named "held_out"'),
+    ({"a b": "wikitext"}, 'evaluate\': found a set named "a b"'),
+    ({"interval": {"dataset": "wikitext", "interval": "often"}}, "evaluate.interval.interval': found \"often\", allowed: a number of samples"),
+    ({"a": {"dataset": "wikitext", "interval": "auto"}}, "evaluate.a.interval': found \"auto\""),
+    ({"a": "builtin:tales"}, "evaluate.a.dataset': found builtin:tales, which never ends"),
+    ({"a": {"dataset": "wikitext", "every": 3}}, "evaluate.a.every': unknown key"),
+    ({"a": "wikitex"}, "evaluate.a': found \"wikitex\""),
+    ({"a": {"dataset": {"path": "nowhere.txt"}}}, "evaluate.a.dataset.path': found \"nowhere.txt\""),
+    ({"a": {"dataset": {"path": "c4", "splt": "x"}}}, "evaluate.a.dataset.splt': unknown key. Did you mean 'split'?"),
+    ({"a": 3}, "evaluate.a': found 3"), (["wikitext"], "evaluate': found [")])
+def test_a_wrong_named_set_is_one_fault_that_says_where(evaluate, fault):
+    for raw in ({"one": {"dataset": "c4", "evaluate": evaluate}}, {"$defaults": {"evaluate": evaluate}, "one": {"dataset": "c4"}}):
+        lines = faults(raw)
+        assert len(lines) == 1, lines
+        assert fault in lines[0]
+
+
+def test_a_name_stands_for_the_same_data_in_all_stages():
+    lines = faults({"$defaults": {"evaluate": {"a": "wikitext"}}, "one": {"dataset": "c4"}, "two": {"dataset": "c4", "evaluate": {"a": "wikitext2"}}})
+    assert len(lines) == 1
+    assert "key 'evaluate.a': found other data in stage 'two' than in 'one', allowed: the same data under one name" in lines[0]

@@ -37,6 +37,8 @@ OVERRIDES = {
     "shuffle": st.booleans() | _sometimes(seed=st.integers(0, 2**63 - 1), buffer=COUNTS),
     "validation": st.floats(0.01, 0.5) | WORDS | _sometimes(samples=COUNTS) | st.builds(lambda s: {"dataset": s}, SOURCES),
     "stopping": st.sampled_from(["first_exhausted", "all_exhausted"]), "freeze": st.lists(st.sampled_from(["*", "!blocks.5.*", "head.?"]), max_size=3),
+    "evaluate": st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(["wikitext", None]) | st.builds(
+        lambda rest: {"dataset": "wikitext", **rest}, _sometimes(interval=st.sampled_from([0, 1000, "10k", "100k samples", "500steps", None]))), max_size=2),
     "early_stopping": st.sampled_from([{"patience": 3}, {"patience": 1, "min_delta": 0.01}]), "objective": st.just("next_token"),
 }
 LENGTHS = st.sampled_from([{}, {"epochs": 1}, {"epochs": 0.25}, {"samples": 1e6}, {"tokens": 10**10}, {"epochs": None, "samples": 3}])
