@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..plan.options import SMALLEST_CONTEXT
@@ -57,6 +58,19 @@ class Piece:
 
         borders = 2 * (self.starts - self.starts[0]) - ~self.cuttable
         return borders if self.learned is None else np.append(0, np.diff(borders)[self.learned[:len(borders) - 1]].cumsum())
+
+    @property
+    def answer_starts(self) -> np.ndarray:
+        """Number, among the tokens to be learned, those that begin another answer of a chat: what stands between two answers is given."""
+        import numpy as np
+
+        return np.zeros(0, dtype=np.intp) if self.learned is None else np.flatnonzero(np.diff(np.flatnonzero(self.learned)) > 1) + 1
+
+    @property
+    def answers(self) -> list[str]:
+        """Divide the text to be learned into the answers of a chat."""
+        places = [0, *(self.borders[self.answer_starts] // 2).tolist(), len(self.truth)]
+        return [self.truth[begin:end] for begin, end in pairwise(places)]
 
     @property
     def n_truth(self) -> int:

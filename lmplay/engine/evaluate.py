@@ -105,9 +105,10 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
         losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()
         for number, where in mini_batch.rows:
             piece = pieces[number]
-            predicted = tokenizer.decode([token for token in predictions[where].tolist() if token != tokenizer.end_id])
+            answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
+                       for part in np.split(predictions[where], piece.answer_starts)]
             add_words(sums, piece, predictions[where])
-            for name, words in zip(("edits_right", "edit_words"), count_edits(piece.truth, predicted), strict=True):
+            for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
                 sums[name] += words
             said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass"))
             of_sample[:, sample_of[number]] += said
@@ -116,7 +117,7 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
                 name = names[piece.sample.source]
                 by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))
             if number == 0:
-                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, predicted)
+                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, "".join(answers))
     if of_sample[1].sum() == sums["n_tokens"]:  # else the loss is not one of tokens, and has no spread over the samples in these terms
         sums |= _spread(of_sample[0], of_sample[1])
     samples = [SampleLoss(_identify(unit[0]), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
@@ -129,7 +130,7 @@ def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> No
     :param predicted: the token ids at the positions of those to be learned.
     """
     truth = piece.tokens[piece.n_prompt:]
-    right, all_words = count_right(piece.truth, piece.borders, predicted == (truth if piece.learned is None else truth[piece.learned]))
+    right, all_words = count_right(piece.truth, piece.borders, predicted == (truth if piece.learned is None else truth[piece.learned]), piece.answer_starts)
     sums["words_right"] = sums.get("words_right", 0.0) + right
     sums["words"] = sums.get("words", 0.0) + all_words
 

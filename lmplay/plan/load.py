@@ -339,7 +339,7 @@ def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[
                 yield from _conflicts(part, item, f"{prefix}{key}[{index}].")
         elif part and isinstance(value, dict) and _is_named(field.annotation):
             for name, item in value.items():
-                yield from _conflicts(part, item, f"{prefix}{key}.{name}.")
+                yield from _conflicts(part, part.written_out(item), f"{prefix}{key}.{name}.")
         elif part:
             yield from _conflicts(part, value, f"{prefix}{key}.")
 

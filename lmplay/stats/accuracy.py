@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -13,17 +14,19 @@ except ImportError:  # there are no wheels for this Python
     _distance = None
 
 
-def count_right(truth: str, borders: np.ndarray, right: np.ndarray) -> tuple[int, int]:
+def count_right(truth: str, borders: np.ndarray, right: np.ndarray, starts: Sequence[int] | np.ndarray = ()) -> tuple[int, int]:
     """Count the words of the truth, and those that were predicted: all tokens with a part of the word are right.
 
     :param truth: the text to be predicted.
     :param borders: (n + 1,) offsets in the text, ascending, in half characters: token k goes from borders[k] to borders[k + 1]; odd = inside a character.
-    :param right: whether each token was predicted; the end token (after the n-th, or between two answers) belongs to no word.
+    :param right: whether each token was predicted; the end token (after the n-th, or between two answers) belongs to no word, and no word goes on behind it.
+    :param starts: tokens with which another answer begins: no word goes on from the answer before.
     :return: (right, all) words and punctuation marks.
     """
-    words = np.array([match.span() for match in WORD.finditer(truth)], dtype=np.int64).reshape(-1, 2)
+    end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers
+    places = [0, *sorted({int(place) // 2 for place in (*borders[:-1][end], *(borders[start] for start in starts))}), len(truth)]
+    words = np.array([match.span() for begin, to in pairwise(places) for match in WORD.finditer(truth, begin, to)], dtype=np.int64).reshape(-1, 2)
     wrong_before = np.zeros(len(borders), dtype=np.int64)
-    end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers, perhaps inside a word of the joined text
     np.cumsum(~(right[:len(borders) - 1] | end), out=wrong_before[1:])
     first = borders.searchsorted(2 * words[:, 0], "right") - 1
     stop = np.minimum(borders.searchsorted(2 * words[:, 1]), len(borders) - 1)  # a piece may end inside a character
