@@ -34,16 +34,16 @@ class LocalSource(IndexedSource):
 
     n_rows: int
 
-    def __init__(self, name: str, tables: list[Table], fingerprint: dict[str, Any], strict: bool = False):
+    def __init__(self, selection: Selection, tables: list[Table], fingerprint: dict[str, Any], strict: bool = False):
         """
-        :param name: what it is called.
+        :param selection: the files, and what they are called.
         :param tables: the files' rows.
         :param fingerprint: what tells the files apart from others.
         :param strict: every row has to be readable.
         :raises UserError: when none of the first rows can be read, or, if strict, one of them cannot.
         """
-        self.name = name
-        self._tables = tables
+        self.name = selection.title
+        self._selection, self._tables = selection, tables
         self._starts = [0, *accumulate(map(len, tables))]
         self.n_rows = self._starts[-1]
         self.fingerprint = {**fingerprint, "rows": self.n_rows}
@@ -66,6 +66,11 @@ class LocalSource(IndexedSource):
         """See :class:`Source`."""
         table = bisect_right(self._starts, index) - 1
         return self._tables[table].location(index - self._starts[table])
+
+    def stamp(self) -> tuple[str, float]:
+        """See :class:`IndexedSource`."""
+        found = [os.stat(self._selection.root / name) for name in self._selection.names]
+        return repr([(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]), max(max(stat.st_mtime, stat.st_ctime) for stat in found)
 
     def _columns_seen(self, strict: bool) -> tuple[str, ...]:
         """Collect the fields of the first rows that can be read."""
@@ -102,7 +107,7 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     tables = [part.table for part in parts]
     if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    source = LocalSource(selection.title, tables, _fingerprint(selection, parts, spec.row_bytes or BLOCK), spec.on_bad_row == "stop")
+    source = LocalSource(selection, tables, _fingerprint(selection, parts, spec.row_bytes or BLOCK), spec.on_bad_row == "stop")
     source.notes = (*selection.notes, *_seeming(selection, parts))
     return source
 
