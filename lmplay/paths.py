@@ -23,8 +23,10 @@ def in_folder(name: str, folder: str | Path) -> Path:
     return path if os.path.dirname(name) or (path.is_file() and not there.exists()) else there
 
 
-def walk_files(root: Path) -> Iterator[Path]:
+def walk_files(root: Path) -> Iterator[str]:
     """Find the files of a folder and of the folders in it, in no order; links are followed, each folder is read once, and hidden ones are skipped.
+
+    Paths are plain strings, as those of a million files as `Path` would fill 500 MB.
 
     :raises UserError: when one of the folders cannot be read: its files must not be missing silently.
     """
@@ -33,13 +35,13 @@ def walk_files(root: Path) -> Iterator[Path]:
 
     seen = {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
         real = {name: os.path.realpath(os.path.join(folder, name)) for name in sorted(folders) if not name.startswith(".")}
         folders[:] = sorted({path: name for name, path in reversed(list(real.items())) if path not in seen}.values())
         seen.update(real.values())
 
 
-def glob_files(pattern: str) -> Iterator[Path]:
+def glob_files(pattern: str) -> Iterator[str]:
     """Find the files that a glob names, in no order: `*`, `?`, `[...]`, and `**` for any number of folders.
 
     Python's own `**` follows every link again and again: with two that lead upwards it never ends.
@@ -48,11 +50,11 @@ def glob_files(pattern: str) -> Iterator[Path]:
     """
     path = Path(pattern)
     if "**" not in path.parts:
-        yield from filter(Path.is_file, map(Path, glob.iglob(pattern)))
+        yield from (str(Path(file)) for file in glob.iglob(pattern) if os.path.isfile(file))
         return
     root = glob_root(path)
     wanted = path.parts[len(root.parts):]
-    yield from (file for file in walk_files(root) if _matches(file.parts[len(root.parts):], wanted) and file.is_file())
+    yield from (file for file in walk_files(root) if _matches(Path(file).parts[len(root.parts):], wanted) and os.path.isfile(file))
 
 
 def glob_root(path: Path) -> Path:

@@ -23,5 +23,6 @@ def as_lines(rows: list[dict]) -> str:
 
 
 def hub_set(name: str, tmp_path: Path, role: str = "train", **keys):
-    spec = SimpleNamespace(**{"path": name, "config": None, "split": None, "revision": None, "streaming": None, **keys})
+    usual = {"path": name, "config": None, "split": None, "revision": None, "streaming": None, "columns": {"text": "text", "title": "n"}}
+    spec = SimpleNamespace(**{**usual, **keys})
     return open_source(spec, role, tmp_path / "datasets")

@@ -18,6 +18,7 @@ from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading, text_field
 from .sources import AnySource, IndexedSource, open_source, opener_of
 from .sources.articles import join_articles
+from .sources.index import Index
 from .stream import Length, SampleStream
 
 # How pieces are divided among batches, by the rules of the stage.
@@ -182,7 +183,7 @@ class StageData:
             raise UserError(f"source {spec.path}: 'encoding_errors' is for local files; leave it out.")
         opened = open_source(spec, "train", folder)
         assert opened is not None
-        source = _joined(opened, spec)
+        source = _joined(opened, spec, folder)
         self._readings.append(self._choose_reading(source, spec))
         self.sources.append(source)
         self._forms.append({"form": self._readings[-1].begins, "chat": spec.chat})
@@ -206,7 +207,7 @@ class StageData:
         """Open validation rows that stand apart, under their source's name if they belong to one; tell whether there are any."""
         source = open_source(spec, split, folder)
         if source is not None:
-            source = _joined(source, spec)
+            source = _joined(source, spec, folder)
             self._own.append((source, self._choose_reading(source, spec, " (validation rows)"), spec))
             self._own_names.append(name or source.name)
         return source is not None
@@ -253,13 +254,13 @@ class StageData:
         return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity), most)
 
 
-def _joined(source: AnySource, spec: SourceSpec) -> AnySource:
+def _joined(source: AnySource, spec: SourceSpec, folder: Path) -> AnySource:
     """Join the rows of a source, if that is asked for."""
     if spec.row_bytes is not None and "block" not in source.fingerprint:
         raise UserError(f"source {spec.path}: 'row_bytes' is for text files, which have no rows of their own; leave it out.")
     if spec.rows != "articles":
         return source
-    return join_articles(source, text_field(source.name, source.columns or look_at(source).fields, spec.columns))
+    return join_articles(source, text_field(source.name, source.columns or look_at(source).fields, spec.columns), Index(folder))
 
 
 def _carried(state: dict[str, Any], source: AnySource) -> dict[str, Any]:

@@ -1,13 +1,19 @@
 """Sources whose rows are single lines, with the lines joined into articles at their headings.  Data floor, no torch; imports the ground only."""
 from __future__ import annotations
 
+import json
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from .base import AnySource, BadRow, IndexedSource, Row, Stream, StreamedSource
+from .index import Index
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # An article's heading as wikitext has it; those of its sections have more signs: "= = History = =".
 _HEADING = re.compile(r"\s*= ([^=\n](?:[^\n]*[^=\n])?) =\s*")
@@ -15,23 +21,26 @@ _HEADING = re.compile(r"\s*= ([^=\n](?:[^\n]*[^=\n])?) =\s*")
 _LONGEST = 1 << 20
 # Lines of a stream among which there has to be a heading.
 _LOOKED_AT = 10_000
+# About what a line takes, in bytes.
+_LINE_BYTES = 100
 # Lines that are read together.
 _BLOCK = 1000
 # A line: its text and how many of its characters were replaced, or why it cannot be read.
 _Line = tuple[str, int] | BadRow
 
 
-def join_articles(source: AnySource, field: str) -> AnySource:
+def join_articles(source: AnySource, field: str, index: Index | None = None) -> AnySource:
     """Make a source of articles from one of lines.
 
     A row that holds nothing but a heading, between blank rows, begins an article: it is the title, and what follows up to the next heading the text.
 
     :param source: the source of lines.
     :param field: the field that has a row's line.
+    :param index: keeps where the articles of rows with numbers begin.
     :return: the source of articles, with the fields `title` (None where there is none) and `text`. Rows that cannot be read are rows of it, too.
     :raises UserError: when there is no heading.
     """
-    return _IndexedArticles(source, field) if isinstance(source, IndexedSource) else _StreamedArticles(source, field)
+    return _IndexedArticles(source, field, index or Index()) if isinstance(source, IndexedSource) else _StreamedArticles(source, field)
 
 
 class _IndexedArticles(IndexedSource):
@@ -39,20 +48,16 @@ class _IndexedArticles(IndexedSource):
 
     n_rows: int
 
-    def __init__(self, source: IndexedSource, field: str):
+    def __init__(self, source: IndexedSource, field: str, index: Index):
         if source.n_rows is None:
             raise UserError(f"source {source.name}: never ends, so its rows cannot be joined into articles; leave 'rows' out.")
         self._source, self._field = source, field
-        sizes, self._bad, titled, n_lines = [], [], False, 0
-        for article in _split(self._lines(0, source.n_rows)):
-            self._bad += [n_lines + i for i, line in enumerate(article) if isinstance(line, BadRow)]
-            n_lines += len(article)
-            sizes.append(len(article))
-            titled = titled or _as_row(article)["title"] is not None
-        if not titled:
-            raise _no_heading(source.name)
-        self._starts = [0, *accumulate(sizes)]
-        self.name, self.columns, self.notes, self.n_rows = source.name, ("title", "text"), source.notes, len(sizes) + len(self._bad)
+        print_of = json.dumps({key: value for key, value in source.fingerprint.items() if key != "listed"}, sort_keys=True)
+        stamp, changed_at = source.stamp()
+        kept = index.keep(f"articles of {source.name} by {field}", f"{print_of} {stamp}", self._scan, source.n_rows * _LINE_BYTES, changed_at)
+        n_articles = int(kept[0])
+        self._starts, self._bad = [0, *accumulate(kept[1:n_articles + 1].tolist())], kept[n_articles + 1:].tolist()
+        self.name, self.columns, self.notes, self.n_rows = source.name, ("title", "text"), source.notes, n_articles + len(self._bad)
         self.fingerprint = {**source.fingerprint, "joined": "articles", "rows": self.n_rows}
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -69,6 +74,21 @@ class _IndexedArticles(IndexedSource):
     def location(self, index: int) -> str:
         """See :class:`Source`."""
         return self._source.location(self._first_line(index))
+
+    def _scan(self) -> np.ndarray:
+        """Give the number of articles, the lines of each, and the numbers of the lines that cannot be read."""
+        import numpy as np
+
+        assert self._source.n_rows is not None
+        sizes, bad, titled, n_lines = array("q"), array("q"), False, 0
+        for article in _split(self._lines(0, self._source.n_rows)):
+            bad.extend(n_lines + i for i, line in enumerate(article) if isinstance(line, BadRow))
+            n_lines += len(article)
+            sizes.append(len(article))
+            titled = titled or _as_row(article)["title"] is not None
+        if not titled:
+            raise _no_heading(self._source.name)
+        return np.array([len(sizes), *sizes, *bad], dtype=np.int64)
 
     def _first_line(self, index: int) -> int:
         """Give the number of the first line of a row."""

@@ -84,6 +84,10 @@ class IndexedSource(Source, ABC):
         :raises UserError: when nothing more can be read.
         """
 
+    def stamp(self) -> tuple[str, float]:
+        """Give what differs when the contents may, beyond the fingerprint (of a big file that is of a part), and the time of the last change, in seconds."""
+        return "", 0.0
+
     def block(self, start: int, end: int) -> list[dict[str, Any] | BadRow]:
         """Give the rows [start, end), or what is wrong with them; faster than one by one where rows are stored together."""
         rows: list[dict[str, Any] | BadRow] = []

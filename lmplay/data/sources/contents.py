@@ -11,7 +11,7 @@ from .json_values import NotRead, parse
 from .spans import decoded, unreadable
 
 # Bytes that are looked at: the first rows of a table.
-_HEAD = 1 << 16
+HEAD = 1 << 16
 PACKED = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 # The last is an Arrow stream, which begins with a mark and a length.
 _BINARY = (("parquet", re.compile(rb"PAR1")), ("arrow", re.compile(rb"ARROW1|\xff\xff\xff\xff....", re.DOTALL)),
@@ -22,6 +22,8 @@ _REFUSED = (("a zip archive or an Office document", rb"PK\x03\x04"), ("a PDF doc
             ("an SQLite database", rb"SQLite format 3\x00"), ("an HDF5 file", rb"\x89HDF\r\n"), ("a NumPy array", rb"\x93NUMPY"), ("an Avro file", rb"Obj\x01"),
             ("an RTF document", rb"\{\\rtf"), ("a picture", rb"\x89PNG\r\n|\xff\xd8\xff[\xdb\xe0\xe1\xee]|GIF8[79]a"),
             ("a Python pickle", rb"\x80[\x02-\x05][\x95}\]c(]"))
+# Whether any of these has to be looked for.
+_MARKED = re.compile(b"|".join((*(mark.pattern for _, mark in _BINARY), *(mark for _, mark in _REFUSED))), re.DOTALL)
 # The first line of an object or array that goes on in the next ones; "[Chapter 1]" is none.
 _GOES_ON = re.compile(r"\{\s*$|\[\s*([{\[\"]|$)")
 _SEPARATORS = ",\t;|"
@@ -29,11 +31,11 @@ _SEPARATORS = ",\t;|"
 _RECORDS = 20
 
 
-def head_of(path: Path) -> bytes:
+def head_of(path: str | Path) -> bytes:
     """Read the first bytes of a file; raises UserError when that is not possible."""
     try:
         with open(path, "rb") as file:
-            return file.read(_HEAD)
+            return file.read(HEAD)
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -47,12 +49,14 @@ def kind_of(head: bytes, label: str, named: str | None) -> str:
     :return: a value of `FORMATS`, or a key of `PACKED`.
     :raises UserError: when it is of a kind that is not read.
     """
-    kind = next((kind for kind, mark in _BINARY if mark.match(head)), None)
-    if kind is not None:
-        return kind
-    for kind, mark in _REFUSED:
-        if re.match(mark, head):
-            raise UserError(f"{label}: is {kind}, which is not read; save what it holds as text, JSON lines, CSV or Parquet.")
+    if _MARKED.match(head):
+        kind = next((kind for kind, mark in _BINARY if mark.match(head)), None)
+        if kind is not None:
+            return kind
+        refused = next(kind for kind, mark in _REFUSED if re.match(mark, head))
+        raise UserError(f"{label}: is {refused}, which is not read; save what it holds as text, JSON lines, CSV or Parquet.")
+    if named == "text":
+        return named
     found = _json_kind(head)
     if named in ("parquet", "arrow"):
         if found is None and named == "parquet" and head:
@@ -79,7 +83,7 @@ def separator_of(head: bytes, usual: str) -> str:
     :return: a comma, tab, semicolon or bar.
     """
     text = decoded(head)[0].replace("\0", " ")
-    if len(head) == _HEAD:
+    if len(head) == HEAD:
         text = text[:text.rfind("\n") + 1] or text
 
     def columns(separator: str) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from ...errors import LmplayError, Unavailable, UserError
 from ...hub import Patience, first_line, hub_endpoint, hub_problem, outage_of, shared_cache
+from ..roles import needed_columns
 from .base import AnySource, SourceSpec, StreamedSource
 from .library import (
     DatasetSource,
@@ -144,7 +145,7 @@ def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource |
             return None
         files = [file for name in split_names(chosen) for url in urls[name] if (file := remote_file(title, url))]
         if len(files) == sum(len(urls[name]) for name in split_names(chosen)):
-            source = _open_shards(title, form, files, _stated_rows(builder, chosen), {"kind": f"stream of {form}", **asked})
+            source = _open_shards(title, form, files, _stated_rows(builder, chosen), {"kind": f"stream of {form}", **asked}, spec.columns)
             if source is not None:
                 return source
 
@@ -165,13 +166,15 @@ def _own_form(builder: DatasetBuilder) -> str | None:
     return form if plain and all(value in (None, "utf-8") for value in asked) else None
 
 
-def _open_shards(title: str, form: str, files: list[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any]) -> ShardedSource | None:
-    """Open files with our own reader; None where they are not what it reads."""
+def _open_shards(title: str, form: str, files: list[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any],
+                 roles: dict[str, str] | None) -> ShardedSource | None:
+    """Open files with our own reader, for the roles that the plan gives to their columns; None where they are not what it reads."""
     if form == "parquet":
         import datasets
 
         features = datasets.Features.from_arrow_schema(parquet_schema(files[0]))
-        return ShardedSource(title, form, files, n_rows, fingerprint) if _is_plain(dict(features)) else None
+        choose = partial(needed_columns, roles=roles)
+        return ShardedSource(title, form, files, n_rows, fingerprint, choose) if _is_plain(dict(features)) else None
     try:
         return ShardedSource(title, form, files, n_rows, fingerprint)
     except UserError:

@@ -43,15 +43,29 @@ class Index:
         :return: the array.
         :raises OSError: when the file cannot be read; and whatever `make` raises.
         """
-        now, before = time.time(), path.stat()
-        if self._folder is None or before.st_size < _LEAST_BYTES:
+        found = path.stat()
+        return self.keep(f"{os.path.realpath(path)}\0{what}", repr(_stamp(found)), make, found.st_size, max(found.st_mtime, found.st_ctime))
+
+    def keep(self, about: str, stamp: str, make: Callable[[], np.ndarray], size: int, changed_at: float = 0) -> np.ndarray:
+        """Give an array about any number of files, computing it if it is not kept.
+
+        :param about: what it is about, and which array it is; a newer array about the same replaces it.
+        :param stamp: what was true of the files before; differs whenever they could.
+        :param make: computes the array.
+        :param size: bytes that are read for it.
+        :param changed_at: when one of the files was last changed, in seconds since 1970.
+        :return: the array.
+        :raises OSError: when a file cannot be read; and whatever `make` raises.
+        """
+        if self._folder is None or size < _LEAST_BYTES:
             return make()
-        about = _digits(f"{os.path.realpath(path)}\0{what}\0{_VERSION}")
-        kept = self._folder / f"{about}-{_digits(repr(_stamp(before)))}.npy"
+        settled = changed_at < time.time() - _SETTLED_SECONDS
+        about = _digits(f"{about}\0{_VERSION}")
+        kept = self._folder / f"{about}-{_digits(stamp)}.npy"
         array = _read(kept)
         if array is None:
             array = make()
-            if max(before.st_mtime, before.st_ctime) < now - _SETTLED_SECONDS and _stamp(path.stat()) == _stamp(before):
+            if settled:
                 self._write(kept, about, array)
         return array
 

@@ -2,25 +2,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, printable
-from ...plan.catalog import PACKED_SUFFIXES
 from ..roles import needed_columns
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
 from .contents import PACKED, head_of, kind_of, seems_json
 from .index import Index
 from .registry import Opener
-from .selection import Selection, format_of, select
+from .selection import Selection, check_regular, format_of, is_packed, select
 from .spans import Spans, content_digest, refuse_other_encodings, unpack
 from .tables import CsvTable, JsonLines, open_json
-from .text import BLOCK, TextTable
+from .text import BLOCK, TextFiles, TextScan
 
 # Rows that are read at the start: for the names of columns, where a file has no header, and to find obvious faults.
 _LOOKED_AT = 20
@@ -33,16 +34,16 @@ class LocalSource(IndexedSource):
 
     n_rows: int
 
-    def __init__(self, name: str, tables: list[Table], fingerprint: dict[str, Any], strict: bool = False):
+    def __init__(self, selection: Selection, tables: list[Table], fingerprint: dict[str, Any], strict: bool = False):
         """
-        :param name: what it is called.
+        :param selection: the files, and what they are called.
         :param tables: the files' rows.
         :param fingerprint: what tells the files apart from others.
         :param strict: every row has to be readable.
         :raises UserError: when none of the first rows can be read, or, if strict, one of them cannot.
         """
-        self.name = name
-        self._tables = tables
+        self.name = selection.title
+        self._selection, self._tables = selection, tables
         self._starts = [0, *accumulate(map(len, tables))]
         self.n_rows = self._starts[-1]
         self.fingerprint = {**fingerprint, "rows": self.n_rows}
@@ -65,6 +66,11 @@ class LocalSource(IndexedSource):
         """See :class:`Source`."""
         table = bisect_right(self._starts, index) - 1
         return self._tables[table].location(index - self._starts[table])
+
+    def stamp(self) -> tuple[str, float]:
+        """See :class:`IndexedSource`."""
+        found = [os.stat(self._selection.root / name) for name in self._selection.names]
+        return repr([(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]), max(max(stat.st_mtime, stat.st_ctime) for stat in found)
 
     def _columns_seen(self, strict: bool) -> tuple[str, ...]:
         """Collect the fields of the first rows that can be read."""
@@ -97,17 +103,57 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     selection = select(spec.path, spec.split, split)
     if selection is None:
         return None
-    spans = Spans(Index(folder))
-    tables = [_open_table(file, spans, folder, spec) for file in selection.files]
+    parts = _open_parts(selection, Spans(Index(folder)), folder, spec)
+    tables = [part.table for part in parts]
     if not any(map(len, tables)):
         raise UserError(f"source {spec.path}: holds no rows; choose other files.")
-    source = LocalSource(selection.title, tables, _fingerprint(selection, tables, spans.index, spec.row_bytes or BLOCK), spec.on_bad_row == "stop")
-    source.notes = (*selection.notes, *_seeming(selection, tables))
+    source = LocalSource(selection, tables, _fingerprint(selection, parts, spec.row_bytes or BLOCK), spec.on_bad_row == "stop")
+    source.notes = (*selection.notes, *_seeming(selection, parts))
     return source
+
+
+@dataclass
+class _Part:
+    """Files that follow one another and are one table: their names, their digests (hexadecimal, 32 digits each) and the number of rows of each."""
+
+    names: Sequence[str]
+    table: Table
+    digests: str
+    rows: Sequence[int]
+
+
+def _open_parts(selection: Selection, spans: Spans, folder: Path, spec: SourceSpec) -> list[_Part]:
+    """Open the files of a source: plain texts together, of which there may be a million, others one by one."""
+    names = selection.names
+    texts = [*filter(_is_plain, names)]
+    scan = TextScan(spec.path, selection.root, texts, spans, spec.row_bytes or BLOCK, spec.encoding_errors == "refuse") if texts else None
+    numbers, in_scan = [], count()
+    for name in names:
+        number = next(in_scan) if scan is not None and _is_plain(name) else -1
+        numbers.append(number if scan is not None and number >= 0 and scan.counts[number] >= 0 else -1)
+    parts = []
+    for plain, group in groupby(range(len(names)), lambda i: numbers[i] >= 0):
+        if plain and scan is not None:
+            files = [*group]
+            begin, end = numbers[files[0]], numbers[files[-1]] + 1
+            digests, rows = scan.digests[begin:end].tobytes().hex(), scan.counts[begin:end].tolist()
+            parts.append(_Part(names[files[0]:files[-1] + 1], TextFiles(scan, begin, end, spans), digests, rows))
+            continue
+        for i in group:
+            file = selection.root / names[i]
+            table = _open_table(file, spans, folder, spec)
+            parts.append(_Part([names[i]], table, content_digest(file, spans.index), [len(table)]))
+    return parts
+
+
+def _is_plain(name: str) -> bool:
+    """Tell whether a file's name says that it is plain text."""
+    return format_of(name) == "text" and not is_packed(name)
 
 
 def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Table:
     """Open one file, unpacked or converted first where needed."""
+    check_regular(spec.path, file)
     label, path, refuse_bytes = printable(str(file)), file, spec.encoding_errors == "refuse"
     named = format_of(file)
     kind = kind_of(head_of(path), label, named)
@@ -128,24 +174,27 @@ def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Tab
         return JsonLines(path, label, spans)
     if kind in ("csv", "tsv"):
         return CsvTable(path, label, spans, "," if kind == "csv" else "\t")
-    return TextTable(path, label, spans, spec.row_bytes or BLOCK)
+    scan = TextScan(spec.path, path.parent, [path.name], spans, spec.row_bytes or BLOCK)
+    return TextFiles(scan, 0, 1, spans)
 
 
-def _seeming(selection: Selection, tables: list[Table]) -> list[str]:
+def _seeming(selection: Selection, parts: list[_Part]) -> list[str]:
     """Name the files that are read as plain text and seem to be something else."""
-    texts = [file for file, table in zip(selection.files, tables, strict=True) if isinstance(table, TextTable)][:_LOOKED_AT]
-    return [f"{printable(file.name)} seems to hold JSON, and is read as plain text; end its name in .jsonl or .json to read its fields"
-            for file in texts if file.suffix.lower() not in PACKED_SUFFIXES and seems_json(head_of(file))][:1]
+    texts = islice((name for part in parts if isinstance(part.table, TextFiles) for name in part.names if not is_packed(name)), _LOOKED_AT)
+    return [f"{printable(os.path.basename(name))} seems to hold JSON, and is read as plain text; end its name in .jsonl or .json to read its fields"
+            for name in texts if seems_json(head_of(selection.root / name))][:1]
 
 
-def _fingerprint(selection: Selection, tables: list[Table], index: Index, row_bytes: int) -> dict[str, Any]:
+def _fingerprint(selection: Selection, parts: list[_Part], row_bytes: int) -> dict[str, Any]:
     """Sum up the contents of the files in their order, and list them; the length of text rows is part of it, as it moves rows."""
-    found = zip(selection.files, selection.names, tables, strict=True)
-    parts: list[list[Any]] = [[name, content_digest(file, index), len(table)] for file, name, table in found]
-    digest = hashlib.blake2b("".join(digest for _, digest, _ in parts).encode(), digest_size=16).hexdigest()
-    kinds = sorted({str(format_of(file)) for file in selection.files})
+    digest, n_files = hashlib.blake2b(digest_size=16), len(selection.names)
+    for part in parts:
+        digest.update(part.digests.encode())
+    listed = [[printable(name), part.digests[32 * i:32 * i + 32], part.rows[i]]
+              for part in parts for i, name in enumerate(part.names) if n_files <= MOST_LISTED]
+    kinds = sorted({str(format_of(name)) for name in selection.names})
     kind, cut = " + ".join(kinds), {"block": row_bytes} if "text" in kinds else {}
-    return {"kind": "local", "format": kind, "digest": digest, "files": len(parts), "listed": parts if len(parts) <= MOST_LISTED else [], **cut}
+    return {"kind": "local", "format": kind, "digest": digest.hexdigest(), "files": n_files, "listed": listed, **cut}
 
 
 def _union(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
@@ -36,28 +37,34 @@ _NAMED = 4
 class Selection:
     """The files of one source, in reading order.
 
-    `names` are the files' paths below what was asked for, and `title` is what the source is called: both as they can be printed.
+    `names` are the files' paths below the folder `root`, and `title` is what the source is called, as it can be printed.
     `notes` say which files of a folder or glob these are, and which are left out and why.
     """
 
     title: str
-    files: tuple[Path, ...]
-    names: tuple[str, ...]
+    root: Path
+    names: list[str]
     notes: tuple[str, ...] = ()
 
 
-def format_of(path: PurePath) -> str | None:
+def format_of(path: str | PurePath) -> str | None:
     """Tell how a file is read.
 
     :param path: its path.
     :return: a value of `FORMATS`, None where it isn't read.
     """
-    name, packed = path.name.lower(), _is_packed(path)
+    name = str(path).lower()
+    packed = name.endswith(PACKED_SUFFIXES)
     if packed:
         name = name.rpartition(".")[0]
     stem, dot, ending = name.rpartition(".")
-    kind = FORMATS.get(dot + ending) if stem else None
+    kind = FORMATS.get(dot + ending) if stem and stem[-1] not in "/\\" else None
     return kind if not packed or kind in _UNPACKABLE else None
+
+
+def is_packed(name: str) -> bool:
+    """Tell whether a file's name says that it has to be unpacked."""
+    return name.lower().endswith(PACKED_SUFFIXES)
 
 
 def select(path: str, wanted: str | None, split: str) -> Selection | None:
@@ -71,90 +78,101 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     """
     found = Path(path).expanduser()
     if not found.is_dir():
-        _check_file(path, found)
+        check_regular(path, found)
     if found.is_file():
         if wanted:
             raise UserError(f"source {path}: 'split' chooses among the files of a folder, and this is one file; leave it out.")
         if not format_of(found) and kind_of(head_of(found), printable(str(found)), None) == "text":
             raise UserError(f"source {path}: '{found.suffix}' files are not read; what is read is {READABLE}.")
-        return Selection(printable(found.name), (found,), (printable(found.name),)) if split == "train" else None
-    root, files, left_out = _list_files(path, found)
-    splits: dict[str, list[Path]] = {}
-    for file in files:
-        splits.setdefault(_split_of(file.relative_to(root)), []).append(file)
+        return Selection(printable(found.name), found.parent, [found.name]) if split == "train" else None
+    root, names, left_out = _list_files(path, found)
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        splits.setdefault(_split_of(name), []).append(name)
     if len(splits) == 1 and not found.is_dir():
-        splits = {"": files}  # a glob that finds one split only has chosen it
+        splits = {"": names}  # a glob that finds one split only has chosen it
     chosen = _choose(path, splits, wanted, split)
     if chosen is None:
         return None
-    files = _without_doubles(path, root, splits[chosen], left_out)
+    names = _without_doubles(path, root, splits[chosen], left_out)
     own = None if split == "validation" else _choose(path, splits, wanted, "validation")
     for name in sorted(splits.keys() - {chosen, own}) if split == "train" else ():
         left_out[f"the {name} split" if name else f"in no split, beside {chosen} files"] = splits[name]
     title = found.resolve().name if found.is_dir() else found.relative_to(root.parent).as_posix()
     title += f" {chosen}" if chosen not in ("", "train") else ""
-    notes = [f"{counted(len(files), 'file')}: {_some(files, root)}"]
-    notes += [f"left out, {reason}: {_some(unread, root)}" for reason, unread in left_out.items() if unread and split == "train"]
-    return Selection(printable(title), tuple(files), tuple(printable(file.relative_to(root).as_posix()) for file in files), tuple(map(printable, notes)))
+    notes = [f"{counted(len(names), 'file')}: {_some(names)}"]
+    notes += [f"left out, {reason}: {_some(unread)}" for reason, unread in left_out.items() if unread and split == "train"]
+    return Selection(printable(title), root, names, tuple(map(printable, notes)))
 
 
-def _list_files(path: str, found: Path) -> tuple[Path, list[Path], dict[str, list[Path]]]:
-    """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too, and the other files by the reason to leave them out."""
-    if found.is_dir():
-        root = found
-        files = list(walk_files(root))
-    elif glob.has_magic(path):
-        root = glob_root(found)
-        files = _once(glob_files(str(found)))
-    else:
-        raise _missing(path, found)
-    readable: list[Path] = []
-    left_out: dict[str, list[Path]] = {}
-    for file in sorted(files):
-        if file.name in _NOT_DATA:
-            left_out.setdefault("about the data", []).append(file)
-        elif format_of(file):
-            _check_file(path, file)
-            readable.append(file)
-        else:
-            left_out.setdefault("of kinds that are not read", []).append(file)
-    if not readable:
-        raise UserError(f"source {path}: nothing there can be read ({len(files)} files found); what is read is {READABLE}.")
-    return root, readable, left_out
-
-
-def _check_file(path: str, file: Path) -> None:
-    """Refuse a named pipe, a socket or a device: reading one may never end."""
+def check_regular(path: str, file: Path) -> None:
+    """Refuse a named pipe, a socket or a device, named by the source's path and its own: reading one may never end."""
     try:
         check_is_file(file)
     except NotAFile as error:
         raise UserError(f"source {path}: {file}: {error.strerror}; copy what it gives into a file, or leave it out.") from None
 
 
-def _once(files: Iterable[Path]) -> list[Path]:
+def _list_files(path: str, found: Path) -> tuple[Path, list[str], dict[str, list[str]]]:
+    """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too, and the other files by the reason to leave them out."""
+    files: Iterable[str]
+    if found.is_dir():
+        root, files = found, walk_files(found)
+    elif glob.has_magic(path):
+        root, files = glob_root(found), _once(glob_files(str(found)))
+    else:
+        raise _missing(path, found)
+    before = 0 if root == Path() and not found.is_dir() else len(os.path.join(root, ""))
+    names = sorted((file[before:].replace(os.sep, "/") for file in files), key=_order)
+    readable: list[str] = []
+    left_out: dict[str, list[str]] = {}
+    for name in names:
+        if os.path.basename(name) in _NOT_DATA:
+            left_out.setdefault("about the data", []).append(name)
+        elif format_of(name):
+            readable.append(name)
+        else:
+            left_out.setdefault("of kinds that are not read", []).append(name)
+    if not readable:
+        raise UserError(f"source {path}: nothing there can be read ({len(names)} files found); what is read is {READABLE}.")
+    return root, readable, left_out
+
+
+def _order(name: str) -> str:
+    """Give what names are sorted by: folder by folder."""
+    return os.path.normcase(name).replace(os.path.normcase("/"), "\0")
+
+
+def _once(files: Iterable[str]) -> list[str]:
     """List each file once, by its shortest path."""
-    found: dict[str, Path] = {}
-    for file in sorted(files, key=lambda file: (len(file.parts), file)):
-        found.setdefault(os.path.realpath(file), file)
+    found: dict[str, str] = {}
+    real_folder = lru_cache(maxsize=1000)(os.path.realpath)
+    for file in sorted(files, key=lambda file: (file.count(os.sep), _order(file))):
+        folder, name = os.path.split(file)
+        found.setdefault(os.path.realpath(file) if os.path.islink(file) else os.path.join(real_folder(folder), name), file)
     return list(found.values())
 
 
-def _split_of(path: PurePath) -> str:
+def _split_of(name: str) -> str:
     """Tell the split that a file is of, "" for none: a folder has its name, or a part of the file's name between dots is one, with or without a number."""
-    for part in (*path.parts[:-1], *path.name.split(".")):
-        found = _SPLIT.fullmatch(part)
-        if found and found.lastgroup:
-            return found.lastgroup
-    return ""
+    *folders, file = name.split("/")
+    return next(filter(None, map(_split_of_word, (*folders, *file.split(".")))), "")
 
 
-def _choose(path: str, splits: dict[str, list[Path]], wanted: str | None, split: str) -> str | None:
+@lru_cache(maxsize=10_000)
+def _split_of_word(word: str) -> str:
+    """Tell the split that a word names, "" for none."""
+    found = _SPLIT.fullmatch(word)
+    return found.lastgroup or "" if found else ""
+
+
+def _choose(path: str, splits: dict[str, list[str]], wanted: str | None, split: str) -> str | None:
     """Choose the split to read; None where "validation" is asked for and there is none."""
     named = ", ".join(sorted(filter(None, splits)))
     if wanted:
         if re.search(r"[^\w.-]", wanted):
             raise UserError(f"source {path}: split '{wanted}' is a slice or a sum, which only data sets of the hub have; name one of: {named}.")
-        train = _split_of(PurePath(wanted))
+        train = _split_of(wanted)
         if not train or train not in splits:
             has = f"it has {named}" if named else "its files are not named after splits (train, validation, test)"
             raise UserError(f"source {path}: has no split '{wanted}'; {has}.{nearest(wanted, filter(None, splits))}")
@@ -166,45 +184,41 @@ def _choose(path: str, splits: dict[str, list[Path]], wanted: str | None, split:
     return train if split == "train" else own
 
 
-def _without_doubles(path: str, root: Path, files: list[Path], left_out: dict[str, list[Path]]) -> list[Path]:
+def _without_doubles(path: str, root: Path, names: list[str], left_out: dict[str, list[str]]) -> list[str]:
     """Leave out what is about the data, and refuse what is most likely the same rows twice: one name in several formats, or packed and unpacked."""
-    tables = [file for file in files if format_of(file) != "text"]
-    if tables and len(tables) < len(files):
-        about = [file for file in files if format_of(file) == "text" and _ABOUT.match(file.name)]
+    formats = {*map(format_of, names)}
+    if "text" in formats and len(formats) > 1:
+        about = [name for name in names if format_of(name) == "text" and _ABOUT.match(os.path.basename(name))]
         left_out.setdefault("about the data", []).extend(about)
-        files = sorted({*files} - {*about})
-    by_name: dict[str, dict[str | None, Path]] = {}
-    several = len({*map(format_of, files)}) > 1
-    for file in files if several else ():
-        stem = file.name.removesuffix(_ending(file))
-        by_name.setdefault(_NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(file), file)
+        names = sorted({*names} - {*about}, key=_order)
+        formats = {*map(format_of, names)}
+    by_name: dict[str, dict[str | None, str]] = {}
+    for name in names if len(formats) > 1 else ():
+        file = os.path.basename(name)
+        stem = file.removesuffix(_ending(file))
+        by_name.setdefault(_NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(name), file)
     first = next((list(found.values()) for found in by_name.values() if len(found) > 1), [])
     if first:
-        names = " and ".join(file.name for file in first)
-        globs = " or ".join(f"'{root / '**' / ('*' + _ending(file))}'" for file in first)
-        raise UserError(f"source {path}: holds one name in several formats ({names}), perhaps the same rows twice; choose one with a glob: {globs}.")
-    unpacked: dict[Path, Path] = {}
-    for file in files:
-        twin = unpacked.setdefault(file.with_suffix("") if _is_packed(file) else file, file)
-        if twin is not file:
-            raise UserError(f"source {path}: holds both {twin.name} and {file.name}, the same rows twice; remove one, or choose with a glob.")
-    return files
+        found, globs = " and ".join(first), " or ".join(f"'{root / '**' / ('*' + _ending(file))}'" for file in first)
+        raise UserError(f"source {path}: holds one name in several formats ({found}), perhaps the same rows twice; choose one with a glob: {globs}.")
+    unpacked: dict[str, str] = {}
+    packed = {name.rpartition(".")[0] for name in names if is_packed(name)}
+    for name in names if packed else ():
+        plain = name.rpartition(".")[0] if is_packed(name) else name
+        if plain in packed and unpacked.setdefault(plain, name) != name:
+            twins = " and ".join(map(os.path.basename, (unpacked[plain], name)))
+            raise UserError(f"source {path}: holds both {twins}, the same rows twice; remove one, or choose with a glob.")
+    return names
 
 
-def _some(files: list[Path], root: Path) -> str:
+def _some(names: list[str]) -> str:
     """Name the first files, and the last where there are many."""
-    names = [file.relative_to(root).as_posix() for file in (files if len(files) <= _NAMED else [*files[:_NAMED - 1], files[-1]])]
-    return ", ".join(names) if len(files) <= _NAMED else f"{', '.join(names[:-1])}, … {names[-1]} ({len(files):,})"
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED - 1])}, … {names[-1]} ({len(names):,})"
 
 
-def _is_packed(path: PurePath) -> bool:
-    """Tell whether a file has to be unpacked."""
-    return path.name.lower().endswith(PACKED_SUFFIXES)
-
-
-def _ending(path: PurePath) -> str:
+def _ending(name: str) -> str:
     """Give what a file's name must end in to be read the same way."""
-    return "".join(path.suffixes[-2:] if _is_packed(path) else path.suffixes[-1:])
+    return "".join(PurePath(name).suffixes[-2 if is_packed(name) else -1:])
 
 
 def _missing(path: str, found: Path) -> UserError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import islice
@@ -31,8 +31,12 @@ _BATCH_ROWS = 512
 _FIRST_ROWS = 100
 # Bytes read at a time; of JSON lines a small part first, as often only the first rows are wanted.
 _FIRST_PART, _PART = 2**18, 2**22
+# Columns that are no further from each other are fetched together: a request takes about as long as so many bytes.
+_GAP = 2**20
 # The most files whose rows are counted at the start when no description states their number, and how many are asked at once.
 _MOST_COUNTED, _COUNTED_TOGETHER = 64, 8
+# Chooses among the names of columns.
+Choose = Callable[[list[str]], list[str]]
 
 
 class _ShardStream(Stream):
@@ -78,23 +82,33 @@ class _ShardStream(Stream):
 class _ParquetStream(_ShardStream):
     """Reads Parquet; the two numbers are the row group, and the row in it."""
 
+    def __init__(self, files: Sequence[RemoteFile], state: Any, choose: Choose):
+        """
+        :param files: the files in order.
+        :param state: see :meth:`Stream.state`.
+        :param choose: chooses among the names of a file's columns; only those are fetched.
+        """
+        super().__init__(files, state)
+        self._choose = choose
+
     def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
         from pyarrow import parquet
 
         footer, window = _footer(file), _Window(file)
         with _Reading(file):
             table = parquet.ParquetFile(window, metadata=footer)
+        columns = self._choose(table.schema_arrow.names)
         while self._major < footer.num_row_groups:
             if self._minor < footer.row_group(self._major).num_rows:
-                window.hold(*_stretch(footer, self._major))
-                yield from self._read_group(file, table)
+                window.hold(_stretches(footer, self._major, columns))
+                yield from self._read_group(file, table, columns)
             self._major, self._minor = self._major + 1, 0
 
-    def _read_group(self, file: RemoteFile, table: ParquetFile) -> Iterator[dict[str, Any]]:
+    def _read_group(self, file: RemoteFile, table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Give the rows of a row group from the position in it on."""
         skip = self._minor
         with _Reading(file):
-            batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[self._major], use_threads=False)
+            batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[self._major], columns=columns, use_threads=False)
         while True:
             with _Reading(file):
                 batch = next(batches, None)
@@ -122,31 +136,29 @@ class _LinesStream(_ShardStream):
             yield Row(row, replaced) if replaced else row
 
 
-_STREAMS: dict[str, type[_ShardStream]] = {"parquet": _ParquetStream, "lines": _LinesStream}
-
-
 class ShardedSource(StreamedSource):
     """Files of one data set of the hub, read over the network while training; a reading goes on from any row at the cost of a row group or less."""
 
-    def __init__(self, name: str, form: str, files: Sequence[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any]):
+    def __init__(self, name: str, form: str, files: Sequence[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any], choose: Choose = list):
         """
         :param name: what it is called.
         :param form: "parquet" or "lines".
         :param files: the files in order.
         :param n_rows: the number of rows that the data set's description states, if it does; few Parquet files are counted.
         :param fingerprint: what tells it apart from others.
+        :param choose: chooses among the names of a Parquet file's columns; only those are fetched.
         :raises UserError: when a file cannot be had or is damaged.
         :raises Unavailable: when the hub does not answer.
         """
-        self.name, self._form, self._files = name, form, files
+        self.name, self._form, self._files, self._choose = name, form, files, choose
         self.fingerprint = {**fingerprint, "files": len(files)}
-        self.columns = tuple(parquet_schema(files[0]).names) if form == "parquet" else _first_keys(files)
+        self.columns = tuple(choose(parquet_schema(files[0]).names)) if form == "parquet" else _first_keys(files)
         self.rows_differ = form == "lines"
         self.n_rows = n_rows if n_rows is not None or form != "parquet" else _count_rows(files)
 
     def open(self, state: Any = None) -> Stream:
         """See :class:`StreamedSource`."""
-        return _STREAMS[self._form](self._files, state)
+        return _ParquetStream(self._files, state, self._choose) if self._form == "parquet" else _LinesStream(self._files, state)
 
 
 class _Reading:
@@ -167,18 +179,20 @@ class _Reading:
 
 
 class _Window(io.RawIOBase):
-    """A file of the hub as pyarrow reads it; the bytes of one stretch are held, others are requested."""
+    """A file of the hub as pyarrow reads it; the bytes of some stretches are held, others are requested."""
 
     def __init__(self, file: RemoteFile):
         super().__init__()
-        self._file, self._start, self._position = file, 0, 0
-        self._held = memoryview(b"")
+        self._file, self._position = file, 0
+        self._held: list[tuple[int, memoryview]] = []  # the first byte of each stretch, and its bytes
 
-    def hold(self, start: int, end: int) -> None:
-        """Hold a stretch; where it has to be fetched, some of what follows it is fetched with it."""
-        if not self._holds(start, end):
-            self._held = memoryview(b"")  # two large stretches need not be in memory at once
-            self._start, self._held = start, memoryview(self._file.read(start, max(end, start + _PART)))
+    def hold(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Hold stretches, from their first byte to one past the last; where a single one has to be fetched, some of what follows it is fetched with it."""
+        if all(self._find(*stretch) is not None for stretch in stretches):
+            return
+        self._held = []  # those of two row groups need not be in memory at once
+        for start, end in stretches:
+            self._held.append((start, memoryview(self._file.read(start, end if len(stretches) > 1 else max(end, start + _PART)))))
 
     def readable(self) -> bool:
         """It can be read."""
@@ -202,13 +216,12 @@ class _Window(io.RawIOBase):
         start = self._position
         end = self._file.size if size is None or size < 0 else min(start + size, self._file.size)
         self._position = max(start, end)
-        if self._holds(start, end):
-            return bytes(self._held[start - self._start:end - self._start])
-        return self._file.read(start, end)
+        held = self._find(start, end)
+        return self._file.read(start, end) if held is None else bytes(held)
 
-    def _holds(self, start: int, end: int) -> bool:
-        """Tell whether bytes are held."""
-        return self._start <= start and end <= self._start + len(self._held)
+    def _find(self, start: int, end: int) -> memoryview | None:
+        """Give bytes that are held, None where they are not."""
+        return next((data[start - first:end - first] for first, data in self._held if first <= start and end <= first + len(data)), None)
 
 
 def parquet_schema(file: RemoteFile) -> pyarrow.Schema:
@@ -231,17 +244,24 @@ def _footer(file: RemoteFile) -> FileMetaData:
     from pyarrow import parquet
 
     window = _Window(file)
-    window.hold(max(0, file.size - _FOOTER), file.size)
+    window.hold([(max(0, file.size - _FOOTER), file.size)])
     with _Reading(file):
         return parquet.read_metadata(window)
 
 
-def _stretch(footer: FileMetaData, number: int) -> tuple[int, int]:
-    """Say where a row group is: its first byte, and one past its last."""
+def _stretches(footer: FileMetaData, number: int, columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Say where columns of a row group are: the first byte, and one past the last, of each stretch; those that are close to each other are one."""
     group = footer.row_group(number)
-    columns = [group.column(i) for i in range(group.num_columns)]
-    starts = [min(filter(None, (column.dictionary_page_offset, column.data_page_offset))) for column in columns]
-    return min(starts), max(start + column.total_compressed_size for start, column in zip(starts, columns, strict=True))
+    every = [group.column(i) for i in range(group.num_columns)]
+    chunks = [chunk for chunk in every if {chunk.path_in_schema, chunk.path_in_schema.partition(".")[0]} & {*columns}]
+    starts = [min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset))) for chunk in chunks]
+    found: list[tuple[int, int]] = []
+    for start, end in sorted((start, start + chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)):
+        if found and start - found[-1][1] <= _GAP:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found
 
 
 def _lines(file: RemoteFile, start: int) -> Iterator[bytes]:

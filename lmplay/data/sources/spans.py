@@ -8,7 +8,7 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,8 @@ _STRETCHES, _STRETCH = 64, 1 << 16
 _LOOK = 1 << 24
 # Bytes that are unpacked at a time.
 _BLOCK = 1 << 20
+# The size of a file, its time of writing and its number.
+Stamp = tuple[int, int, int]
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
 
@@ -42,8 +44,8 @@ class Spans:
         """
         self.index = index or Index()
         self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[int, Path], IO[bytes]] = OrderedDict()
-        self._stamps: dict[Path, tuple[int, int, int]] = {}
+        self._files: OrderedDict[tuple[int, str | Path], IO[bytes]] = OrderedDict()
+        self._stamps: dict[str | Path, Stamp] = {}
 
     def watch(self, path: Path) -> None:
         """Remember the state of a file; called before it is read.
@@ -51,7 +53,7 @@ class Spans:
         :raises UserError: when it is not there.
         """
         try:
-            self._stamps[path] = _stamp(os.stat(path))
+            self._stamps[path] = stamp_of(os.stat(path))
         except OSError as error:
             raise unreadable(path, error) from None
 
@@ -65,19 +67,20 @@ class Spans:
         except OSError as error:
             raise unreadable(path, error) from None
 
-    def read(self, path: Path, start: int, end: int) -> bytes:
+    def read(self, path: str | Path, start: int, end: int, stamp: Stamp | None = None) -> bytes:
         """Read the bytes [start, end) of a file.
 
         :param path: the file.
         :param start: first byte.
         :param end: the byte after the last.
+        :param stamp: what it was, see :func:`stamp_of`; None = what it was when it was first watched or read.
         :return: the bytes, all of them.
         :raises UserError: when it cannot be read, or is not what it was.
         """
         with self._lock:
             try:
                 file = self._open(path)
-                self._compare(path, os.fstat(file.fileno()))
+                self._compare(path, os.fstat(file.fileno()), stamp)
                 file.seek(start)
                 data = file.read(end - start)
                 while len(data) < end - start and (more := file.read(end - start - len(data))):
@@ -85,15 +88,15 @@ class Spans:
             except OSError as error:
                 raise unreadable(path, error) from None
         if len(data) < end - start:
-            raise _changed(path)
+            raise changed(path)
         return data
 
-    def _compare(self, path: Path, found: os.stat_result) -> None:
+    def _compare(self, path: str | Path, found: os.stat_result, stamp: Stamp | None = None) -> None:
         """Refuse a file that has changed since it was first seen."""
-        if self._stamps.setdefault(path, _stamp(found)) != _stamp(found):
-            raise _changed(path)
+        if (stamp or self._stamps.setdefault(path, stamp_of(found))) != stamp_of(found):
+            raise changed(path)
 
-    def _open(self, path: Path) -> IO[bytes]:
+    def _open(self, path: str | Path) -> IO[bytes]:
         """Give the open file; closes the one that has not been used for longest."""
         key = (os.getpid(), path)  # a file opened before a fork shares its position with the other process
         if key not in self._files:
@@ -104,17 +107,17 @@ class Spans:
         return self._files[key]
 
 
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    """Give what changes when a file is written or replaced; not ctime, which also changes with its rights."""
-    return found.st_size, found.st_mtime_ns, found.st_ino
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Give what changes when a file is written or replaced; not ctime, which also changes with its rights. Each fits 64 bits with a sign."""
+    return found.st_size, found.st_mtime_ns, found.st_ino % 2**63
 
 
-def _changed(path: Path) -> UserError:
+def changed(path: str | Path) -> UserError:
     """Make the error for a file that was written while it is read."""
     return UserError(f"{path}: has changed while it was being read; train on files that nothing writes to, and run the same command again.")
 
 
-def unreadable(path: Path, error: OSError) -> UserError:
+def unreadable(path: str | Path, error: OSError) -> UserError:
     """Make the error for a file that is there but cannot be read."""
     return UserError(f"{path}: cannot be read ({error.strerror or error}); check its rights and its disk.")
 
@@ -136,12 +139,16 @@ def text_start(path: Path, label: str) -> int:
     """
     try:
         with open(path, "rb") as file:
-            head = file.read(3)
+            return text_begin(file.read(3), label)
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def text_begin(head: bytes, label: str) -> int:
+    """Do the same with the first bytes of a file."""
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(f"{label}: is UTF-16 text; save it as UTF-8.")
-    return 3 if head == BYTE_ORDER_MARK else 0
+    return 3 if head[:3] == BYTE_ORDER_MARK else 0
 
 
 def decoded(data: bytes) -> tuple[str, int]:
@@ -201,12 +208,11 @@ def content_digest(path: Path, index: Index | None = None) -> str:
 
     def look() -> np.ndarray:
         size = path.stat().st_size
-        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
         with open(path, "rb") as file:
             if size <= _WHOLE:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+                digest = digest_of(size, iter(lambda: file.read(1 << 20), b""))
             else:
+                digest = digest_of(size, [])
                 for number in range(_STRETCHES):
                     file.seek(number * (size - _STRETCH) // (_STRETCHES - 1))
                     digest.update(file.read(_STRETCH))
@@ -216,6 +222,14 @@ def content_digest(path: Path, index: Index | None = None) -> str:
         return (index or Index()).get(path, "digest", look).tobytes().hex()
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def digest_of(size: int, blocks: Iterable[bytes]) -> hashlib.blake2b:
+    """Begin the digest of a file of a size in bytes with some of its bytes."""
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    for block in blocks:
+        digest.update(block)
+    return digest
 
 
 def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], None], index: Index | None = None) -> Path:

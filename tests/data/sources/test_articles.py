@@ -156,3 +156,24 @@ def test_wikitext_is_read_as_articles_unless_told_otherwise():
     assert (spec.path, spec.rows) == ("Salesforce/wikitext", "articles")
     spec, = plan_from_json({"stages": [{"name": "s", "dataset": {"path": "wikitext", "rows": "lines"}}]}).stages[0].dataset
     assert spec.rows == "lines"
+
+
+def test_where_articles_begin_is_kept_and_never_stale(tmp_path, monkeypatch):
+    from lmplay.data.sources import articles, index
+
+    monkeypatch.setattr(index, "_SETTLED_SECONDS", -60)
+    monkeypatch.setattr(index, "_LEAST_BYTES", 0)
+    path = write_rows(tmp_path / "a.jsonl", lines(WIKI))
+
+    def texts():
+        source = open_stage(tmp_path, {"dataset": {"path": str(path), "rows": "articles"}, "epochs": 1, "validation": 0}).sources[0]
+        return [source[i] for i in range(source.n_rows)]
+
+    assert texts() == ARTICLES
+    with monkeypatch.context() as patch:
+        patch.setattr(articles, "_split", None)  # a second scan would fail
+        assert texts() == ARTICLES
+    path.write_text(path.read_text().replace(" = Du Fu = ", " = Li Bai = "))
+    assert [row["title"] for row in texts()] == ["Robert Boulter", "Li Bai"]
+    path.write_text(path.read_text().replace(" = Li Bai = ", " . Li Bai . "))
+    assert [row["title"] for row in texts()] == ["Robert Boulter"]

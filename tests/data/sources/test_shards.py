@@ -1,6 +1,7 @@
 """Parquet and JSON lines read from the hub: positions are exact, damaged files named, broken lines skipped."""
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from lmplay.data.mixing import Mix
 from lmplay.data.reader import Order, open_reader
+from lmplay.data.roles import needed_columns
 from lmplay.data.samples import choose_reading
 from lmplay.data.sources import hub, shards
 from lmplay.data.sources.remote import RemoteFile
@@ -82,6 +84,31 @@ def test_epochs_over_shards_are_a_plain_lists_and_a_position_is_exact(tmp_path_f
         again = reader()
         again.restore(json.loads(json.dumps(stopped.state())))
         assert take(again, len(flat[stop:])) == flat[stop:]
+
+
+def test_of_parquet_only_the_columns_that_are_read_are_fetched(tmp_path, monkeypatch):
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr(shards, "_GAP", 1000)
+    rows = [{"title": f"title {i}", "picture": random.Random(i).randbytes(5000), "text": f"text {i}", "messages": [{"role": "user", "content": f"{i}"}],
+             "vector": random.Random(-i).randbytes(5000)} for i in range(300)]
+    files = []
+    for part, text in ((rows[:200], "text"), (rows[200:], "body")):  # a shard may name its columns in another way
+        table = pyarrow.Table.from_pylist(part).rename_columns([text if name == "text" else name for name in part[0]])
+        parquet.write_table(table, tmp_path / "x.parquet", row_group_size=50, compression="none")
+        files.append(LocalFile((tmp_path / "x.parquet").read_bytes()))
+    source = ShardedSource("o/n", "parquet", files, None, {}, partial(needed_columns, roles=None))
+    wanted = [{"title": row["title"], "body" if i >= 200 else "text": row["text"], "messages": row["messages"]} for i, row in enumerate(rows)]
+    assert list(source.open()) == wanted
+    footers = 2 * 2 * shards._FOOTER
+    assert sum(file.read_bytes for file in files) - footers < sum(len(file.data) for file in files) / 20
+    stream = source.open()
+    for _ in range(170):
+        next(stream)
+    assert list(source.open(stream.state())) == wanted[170:]
+    chosen = ShardedSource("o/n", "parquet", files[:1], None, {}, partial(needed_columns, roles={"text": "title"}))
+    assert list(chosen.open()) == [{"title": row["title"]} for row in rows[:200]]
 
 
 @pytest.mark.parametrize("form", ["parquet", "lines"])
