@@ -50,3 +50,10 @@ def test_validation_rows_that_give_no_sample_are_no_validation(corpus, capsys):
     write_rows(corpus / "nulls.jsonl", [{"text": None}] * 40)
     write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": "nulls.jsonl"}}})
     assert "no validation" in train(capsys, "--training-plan", "plan.json")
+
+
+@pytest.mark.parametrize("rows", [["", "A dog ran."], ["A dog ran.", ""]])
+def test_a_validation_row_that_is_empty_ends_a_run_that_is_to_stop_there(corpus, capsys, rows):
+    write_rows(corpus / "judged.jsonl", [{"text": text} for text in rows])
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": {"path": "judged.jsonl", "on_bad_row": "stop"}}}})
+    assert f"judged.jsonl, line {rows.index('') + 1}: gives no sample (empty)" in train(capsys, "--training-plan", "plan.json", code=2)
