@@ -18,14 +18,14 @@ from ..data.stream import SampleStream, describe_losses, describe_skipped, nothi
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
 from ..engine.batches import Batches, Grouping, TrainBatch
-from ..engine.opening import check_all, freeze, make_model
+from ..engine.opening import Outline, check_all, freeze, make_model
 from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import Faults, UserError
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
-from ..plan.schema import Plan
+from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings
 from .check_sets import check_sets
 from .show import StageView, sample_as_json
@@ -100,7 +100,10 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     :return: plain values: `stages`, a dictionary each, and their totals.
     :raises UserError: for all that is wrong with flags, model and data, at once.
     """
-    runtime, ahead, opened = check_all(settings, plan, lambda _: [(stage, StageState(stage.name)) for stage in plan.stages], say, faults or Faults())
+    def from_the_start(ahead: Outline) -> list[tuple[Stage, StageState]]:
+        return [(stage, StageState(stage.name, rules=state.rules)) for stage, state in zip(ahead.plan.stages, ahead.curriculum.states, strict=True)]
+
+    runtime, ahead, opened = check_all(settings, plan, from_the_start, say, faults or Faults())
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)

@@ -171,12 +171,17 @@ class Tokenizer:
         """Encode with the library: its offsets are slow, so they are asked for only where byte lengths don't tell the positions."""
         import numpy as np
 
-        if self._byte_lengths is not None:
-            encoding = fast.encode_batch_fast([text], add_special_tokens=False)[0]
-            ids = np.array(encoding.ids, dtype=np.int32)
-            if self._byte_lengths[ids].sum() == len(text.encode("utf-8", "surrogatepass")):  # else a normalizer changed the text
-                return self._with_starts(ids, text)
-        return _with_offsets(fast, text)
+        try:
+            if self._byte_lengths is not None:
+                encoding = fast.encode_batch_fast([text], add_special_tokens=False)[0]
+                ids = np.array(encoding.ids, dtype=np.int32)
+                if self._byte_lengths[ids].sum() == len(text.encode("utf-8", "surrogatepass")):  # else a normalizer changed the text
+                    return self._with_starts(ids, text)
+            return _with_offsets(fast, text)
+        except BaseException as error:
+            if type(error) is not Exception and not type(error).__module__.startswith("pyo3"):  # see _read_fast
+                raise
+            raise UserError(f"tokenizer {self.name}: cannot turn {text[:40]!r} into tokens ({error}); choose another --tokenizer.") from None
 
     def _with_starts(self, ids: np.ndarray, text: str) -> Encoded:
         """Add the positions to tokens whose bytes, joined, are the text: a character starts at each byte that is no UTF-8 continuation."""

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 from helpers import load, sentences, train, write_plan, write_rows
 
 
@@ -50,3 +51,23 @@ def test_validation_rows_that_give_no_sample_are_no_validation(corpus, capsys):
     write_rows(corpus / "nulls.jsonl", [{"text": None}] * 40)
     write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": "nulls.jsonl"}}})
     assert "no validation" in train(capsys, "--training-plan", "plan.json")
+
+
+@pytest.mark.parametrize("rows", [["", "A dog ran."], ["A dog ran.", ""]])
+def test_a_validation_row_that_is_empty_ends_a_run_that_is_to_stop_there(corpus, capsys, rows):
+    write_rows(corpus / "judged.jsonl", [{"text": text} for text in rows])
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "validation": {"dataset": {"path": "judged.jsonl", "on_bad_row": "stop"}}}})
+    assert f"judged.jsonl, line {rows.index('') + 1}: gives no sample (empty)" in train(capsys, "--training-plan", "plan.json", code=2)
+
+
+@pytest.mark.parametrize("count", ["2", "all"])
+@pytest.mark.parametrize("judged", ["aaab aab aab 爱 爱 爱", "爱 爱 爱"])
+def test_validation_samples_without_any_token_do_not_keep_a_stage_from_its_end(corpus, capsys, judged, count):
+    model = tokenizers.models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, [])  # what is unknown has no token
+    tokenizers.Tokenizer(model).save("few.json")
+    write_rows(corpus / "letters.jsonl", [{"text": "ab" * (1 + i % 5)} for i in range(20)])
+    write_rows(corpus / "judged.jsonl", [{"text": text} for text in judged.split()])
+    write_plan(corpus, {"one": {"dataset": "letters.jsonl", "validation": {"dataset": "judged.jsonl"}}})
+    for _ in range(2):
+        train(capsys, "--training-plan", "plan.json", "--tokenizer", "few.json", "--validation-samples", count)
+        assert load(Path("out_gpt/gpt2ish_model.lmp"))["curriculum"]["state"]["stages"][0]["done"]

@@ -1,9 +1,12 @@
 """`--check-plan`: what it says of a plan is what training then does."""
+import gzip
 import json
 
 import pytest
 from helpers import TINY, sentences, write_plan, write_rows
+from older import OLDER, write_data
 
+from lmplay.errors import UserError
 from lmplay.train.__main__ import main
 
 
@@ -141,6 +144,47 @@ def test_all_stages_are_checked_from_their_beginning_also_of_a_plan_that_is_done
     assert [{name: stage[name] for name in stage.keys() - timed} for stage in done["stages"]] == [
         {name: stage[name] for name in stage.keys() - timed} for stage in new["stages"]]
     assert done.keys() == new.keys()
+
+
+def decided(found: dict) -> list:
+    """Give what does not depend on the clock."""
+    stages = [{name: value for name, value in stage.items() if name != "seconds"} for stage in found["stages"]]
+    return [found["parameters"], found["checkpoint_bytes"], stages]
+
+
+@pytest.mark.parametrize(("flags", "tokenizer"), [(["--seed", "7"], "bytes"), (["--validation-seed", "3"], "bytes"), (["--optimizer", "sgd"], "bytes"),
+                                                  (["--continuation", "estimate"], "train:600"), (["--no-tied-head"], "bytes")])
+def test_what_a_model_decides_is_that_of_the_model(capsys, plan, tmp_path, flags, tokenizer):
+    new = check(capsys, plan, tmp_path / "out", "--tokenizer", tokenizer, *flags)
+    assert main([*TINY, "--tokenizer", tokenizer, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--max-steps", "1", *flags]) == 75
+    capsys.readouterr()
+    assert decided(check(capsys, plan, tmp_path / "out", "--tokenizer", tokenizer)) == decided(new)
+    assert decided(check(capsys, plan, tmp_path / "elsewhere", "--tokenizer", tokenizer)) != decided(new)  # the flag matters
+
+
+def test_a_tied_head_counts_once(capsys, plan, tmp_path):
+    apart, tied = (check(capsys, plan, tmp_path / "out", *flags) for flags in (["--no-tied-head"], ["--tied-head"]))
+    vocabulary, width = apart["vocabulary"], 16
+    assert apart["parameters"] - tied["parameters"] == vocabulary * width
+    assert apart["checkpoint_bytes"] - tied["checkpoint_bytes"] >= 3 * 4 * vocabulary * width  # weights, and two states of the optimizer
+
+
+def test_a_stage_of_an_older_version_is_read_as_it_began(capsys, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "gpt2ish_model.lmp").write_bytes(gzip.decompress((OLDER / "model.lmp.gz").read_bytes()))
+    found = check(capsys, write_data(tmp_path), tmp_path / "out")
+    assert [source["rows_held_out"] for stage in found["stages"] for source in stage["sources"]] == [2, 6000, 2]
+
+
+@pytest.mark.parametrize("name", ["threads_to_use", "keep_compiled"])
+def test_threads_and_the_cache_of_compiled_code_are_those_of_training(capsys, plan, tmp_path, monkeypatch, name):
+    def called(*_):
+        raise UserError("called")
+
+    monkeypatch.setattr(f"lmplay.engine.opening.{name}", called)
+    for flags in (["--check-plan"], []):
+        assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--compile-model", *flags]) == 2
+        assert "called" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("stages", "flags", "words"), [

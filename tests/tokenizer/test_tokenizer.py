@@ -182,3 +182,10 @@ def test_chat_templates_are_found_and_stored(tmp_path, said, jinja, expected):
 def test_a_spec_from_before_chats_still_loads():
     older = Tokenizer({key: BPE.spec[key] for key in ("kind", "name", "json", "end_id")})
     assert (older.chat_template, older.begin_text) == (None, "")
+
+
+def test_a_text_that_a_tokenizer_has_no_words_for_is_refused_in_a_line():
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "<|endoftext|>": 1}))  # no token for what is unknown
+    tokenizer = Tokenizer({"kind": "fast", "name": "words.json", "json": plain.to_str(), "end_id": 1})
+    with pytest.raises(UserError, match=r"tokenizer words.json: cannot turn 'a cat' into tokens \(WordLevel error.*choose another --tokenizer"):
+        tokenizer.encode("a cat")

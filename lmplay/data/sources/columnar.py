@@ -17,8 +17,8 @@ from .spans import Spans, decoded, made_once
 if TYPE_CHECKING:
     import pyarrow
 
-# Rows that are converted together: about 3 MB of articles.
-_BATCH_ROWS = 1000
+# Rows that are converted together: about 3 MB of articles; fewer where rows are long, by the bytes that a batch should have at most.
+_BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 26
 # Batches that are kept: mapped ones cost nothing, compressed ones would be decompressed for each row.
 _BATCHES_HELD = 16
 
@@ -111,7 +111,8 @@ def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_byte
 
     def convert(file: IO[bytes]) -> None:
         with parquet.ParquetFile(path) as table, pyarrow.ipc.new_file(file, pyarrow.schema([schema.field(name) for name in chosen])) as arrow:
-            for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
+            size = max(1, sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)))
+            for batch in table.iter_batches(max(1, min(_BATCH_ROWS, _BATCH_BYTES * table.metadata.num_rows // size)), columns=columns):
                 arrow.write_batch(batch.select(chosen))
 
     try:

@@ -5,6 +5,7 @@ import codecs
 import gzip
 import hashlib
 import os
+import shutil
 import threading
 import zlib
 from collections import OrderedDict
@@ -28,6 +29,10 @@ _LOOK = 1 << 24
 _BLOCK = 1 << 20
 # The size of a file, its time of writing and its number.
 Stamp = tuple[int, int, int]
+# What is made of a file (unpacked, converted) may have this many bytes, or this many times its own size if that is more: text packs 3 to 30 times.
+_MADE, _TIMES = 1 << 30, 100
+# Bytes of a disk that stay free for others: a twentieth of it, at most this many. It is looked at after so many bytes.
+_SPARE, _LOOK_AT_DISK = 1 << 30, 1 << 24
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
 
@@ -242,6 +247,7 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
     :param index: keeps the digest of the original.
     :return: the file made.
     :raises OSError: when it cannot be written.
+    :raises UserError: when it would be far larger than the original, or would fill the disk.
     """
     original = f"{path.resolve()} {path.stat().st_mtime_ns} {content_digest(path, index)}"
     made = folder / f"{hashlib.blake2b(original.encode(errors='surrogateescape'), digest_size=8).hexdigest()}-{name[-100:]}"
@@ -249,7 +255,7 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
         make_folder(folder, "the data sets folder")
         try:
-            write_atomic(made, make)
+            write_atomic(made, lambda file: make(_Bounded(file, path, folder)))  # type: ignore[arg-type]
         except BaseException:
             for part in missing:
                 if any(part.iterdir()):
@@ -257,6 +263,32 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
                 part.rmdir()
             raise
     return made
+
+
+class _Bounded:
+    """A file open for writing that refuses what a small file should not become: packed, 10 MB may stand for 10 GB."""
+
+    def __init__(self, file: IO[bytes], original: Path, folder: Path):
+        self._file, self._original, self._folder = file, original, folder
+        self._most = max(_MADE, _TIMES * original.stat().st_size)
+        self._written = self._looked = 0
+
+    def write(self, data: bytes) -> int:
+        """Write bytes; raises UserError where they are too many."""
+        self._written += len(data)
+        if self._written > self._most:
+            raise UserError(f"{self._original}: holds more than {self._most:,} bytes, over {self._most // max(1, self._original.stat().st_size):,} times "
+                            "its size; if that is meant, give what it holds as a plain file.")
+        if self._written - self._looked >= _LOOK_AT_DISK or not self._looked:
+            self._looked = self._written
+            usage = shutil.disk_usage(self._folder)
+            if usage.free - len(data) < (spare := min(_SPARE, usage.total // 20)):
+                raise UserError(f"{self._original}: what it holds would fill the disk of {self._folder} ({usage.free:,} bytes are free, {spare:,} stay so); "
+                                "make room, or choose another --out-dir.")
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def unpack(path: Path, kind: str, folder: Path, index: Index | None = None) -> Path:

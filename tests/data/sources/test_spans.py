@@ -4,6 +4,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -99,3 +100,26 @@ def test_a_digest_is_of_all_bytes_of_a_file_and_of_many_stretches_of_a_huge_one(
         data[place:place + 5000] = 1
         found.append(content_digest(write(path, data.tobytes())) != before)
     assert all(found)
+
+
+@pytest.mark.parametrize("form", ["gz", "zst", "parquet"])
+def test_a_small_file_that_holds_very_much_is_refused_and_leaves_nothing(tmp_path, folder, monkeypatch, form):
+    monkeypatch.setattr("lmplay.data.sources.spans._MADE", 1 << 20)
+    data = b'{"text": "aaaa aaaa aaaa"}\n' * 100_000
+    path = tmp_path / f"a.jsonl.{form}"
+    if form == "parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["aaaa aaaa aaaa"] * 300_000}), path, compression="zstd")
+    else:
+        path.write_bytes(gzip.compress(data) if form == "gz" else zstd_frame(data))
+    assert "times its size; if that is meant, give what it holds as a plain file." in refused(path, folder)
+    assert list(folder.rglob("*.*")) == []
+
+
+def test_unpacking_leaves_some_of_the_disk_free(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: namedtuple("usage", "total used free")(1 << 30, 0, 1 << 25))
+    path = write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "aaaa aaaa aaaa"}\n'))
+    assert "would fill the disk" in refused(path, folder)
+    assert list(folder.rglob("*.*")) == []
