@@ -217,7 +217,7 @@ class StageData:
         found = None if spec.split is not None else open_source(spec, "validation", folder)
         source = found or open_source(spec, "train", folder)
         assert source is not None
-        source = _joined(source, spec)
+        source = _joined(source, spec, folder)
         self._sets[name] = source, self._choose_reading(source, spec, f" (evaluate.{name})"), spec
         if open_reader(source, Order(shuffle=False)).endless:
             raise UserError(f"source {source.name} never ends; give a data set that ends.")

@@ -18,6 +18,7 @@ from ..report.records import ValidationDone
 from ..stats.accuracy import count_edits, count_right
 from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
 from ..tokenizer import Tokenizer
+from .held_out import identify
 
 # Samples whose pieces are held, and sorted by length, at once.
 _AT_ONCE = 256
@@ -120,7 +121,7 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
                 example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, "".join(answers))
     if of_sample[1].sum() == sums["n_tokens"]:  # else the loss is not one of tokens, and has no spread over the samples in these terms
         sums |= _spread(of_sample[0], of_sample[1])
-    samples = [SampleLoss(_identify(unit[0]), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
+    samples = [SampleLoss(crc32(identify(unit).encode("utf-8", "surrogatepass")), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
     return Evaluation(sums, by_source, samples, example)
 
 
@@ -139,11 +140,6 @@ def _spread(losses: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
     """Add up what the standard error of the loss per token needs of the samples."""
     return {"judged": float(len(losses)), "loss_squares": float(losses @ losses), "loss_by_tokens": float(losses @ tokens),
             "token_squares": float(tokens @ tokens)}
-
-
-def _identify(piece: Piece) -> int:
-    """Give the number by which two runs know that they have judged the same sample."""
-    return crc32(f"{piece.sample.prompt}\n{piece.sample.truth}".encode("utf-8", "surrogatepass"))
 
 
 def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

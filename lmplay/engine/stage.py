@@ -212,7 +212,7 @@ class StageRunner:
             found.sums.update(written)
             best = note_lowest(self.state, found.loss, self.run.record.progress.samples)
             self._record(found, final=True)
-            self._record_set(HELD_OUT, found.plus(more))
+            self._record_set(HELD_OUT, more if more is not None and self.held_out.judges_parts else found.plus(more))
             if best:
                 keep_best()
         for stats in (self.run.record.stats, self.stats):

@@ -62,23 +62,30 @@ def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
          f"the work of one would be more than {VALIDATION_SHARE:.0%} of its own"] if times == 0 else []
     if never and stage.settings.patience is not None:
         warnings.append(f"early_stopping cannot end stage '{stage.name}', which is not validated before its end: {never[0]}.")
+    elif stage.settings.patience is not None and times is not None and times <= stage.settings.patience:
+        warnings.append(f"early_stopping cannot end stage '{stage.name}': it is validated {_about(times)} before its end, and patience is "
+                        f"{stage.settings.patience}.")
     elif never and stage.held_out.is_there and settings.validation_interval:
         warnings.append(f"stage '{stage.name}' is validated at its end only: {never[0]}.")
     most = f"; at most {SAVE_SHARE:.0%} of the time" if settings.save_interval == AUTO else ""
     bound = f"; at most {VALIDATION_SHARE:.0%} of the work" if settings.validation_interval == AUTO else ""
-    often = f" (about {times} times){bound}" if times else bound
+    often = f" ({_about(times)}){bound}" if times else bound
     return (f"{saves.in_words()}{most}, and at its end" if settings.save_interval else "at its end only",
             "at its end only" if never else f"{validations.in_words()}{often}, and at its end", warnings)
 
 
+def _about(times: int) -> str:
+    """Say how often, about."""
+    return "about once" if times == 1 else f"about {times} times"
+
+
 def _counts(stage: StageRunner) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Give the run's counts at the start of a stage, and at its end as far as they can be told: a training sample is about as long as a held-out one."""
-    totals, held_out, total, tokens = stage.stats.totals, stage.held_out, stage.total, stage.stage.tokens
+    """Give the run's counts at the start of a stage, and at its end as far as they can be told."""
+    totals, expected = stage.stats.totals, stage.held_out.expected
     start = {unit: stage.counts()[unit] - totals[f"total_train_{unit}"] for unit in ("steps", "samples", "tokens")} | {"seconds": 0.0, "tenths": 0.0}
-    length = held_out.n_tokens / held_out.n_samples if held_out.n_samples else None
-    samples = total if total is not None else tokens / length if tokens is not None and length else None
-    lengths = {"samples": samples, "tokens": tokens if tokens is not None else samples * length if samples is not None and length else None,
-               "steps": stage.stage.steps, "seconds": None, "tenths": 10.0 if stage.data.length_is_known else 0.0}
+    known = {"samples": stage.total, "tokens": stage.stage.tokens, "steps": stage.stage.steps}
+    lengths = {**{unit: expected.get(unit, value) for unit, value in known.items()}, "seconds": None,
+               "tenths": 10.0 if stage.data.length_is_known else 0.0}
     return start, {unit: None if more is None else start[unit] + more for unit, more in lengths.items()}
 
 

@@ -21,7 +21,7 @@ def load_stats(name="gpt2ish_model_validate", folder="out_gpt"):
 
 
 def held_out(data, samples=3, bounded=False, prepare=Cutter(BYTES, 64).cut, stage=None):  # noqa: B008
-    settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded)
+    settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded, batch_size=4)
     return HeldOut(SimpleNamespace(data=data, settings=settings, state=StageState("one"), stage=stage or data._stage), prepare)
 
 
@@ -73,9 +73,27 @@ def test_a_short_stage_has_fewer_samples_by_default_and_those_asked_for_otherwis
     def number(bounded=True, **length):
         return held_out(open_stage(tmp_path, {"dataset": path, **length, "validation": {"dataset": path}}), 64, bounded).n_samples
 
-    # ten validations are 5 % of the work: 10 * n / 3 = 0.05 * 2000
-    assert [number(samples=2000), number(samples=100), number(samples=100_000), number(tokens=2000 * 11)] == [30, 4, 64, 30]
+    # eleven validations are 5 % of the work: 11 * n / 3 = 0.05 * 2000
+    assert [number(samples=2000), number(samples=100), number(samples=100_000), number(tokens=2000 * 11), number(steps=500)] == [27, 4, 64, 27, 27]
     assert number(False, samples=100) == 64
+
+
+def test_of_long_texts_the_first_pieces_are_judged_so_that_ten_validations_are_5_percent_of_the_work(tmp_path):
+    rows = [{"text": f"Text {number} says word after word. " * 60} for number in range(40)]
+    train_rows, held_rows = write_rows(tmp_path / "train.jsonl", rows), write_rows(tmp_path / "held.jsonl", rows[:12])
+    data = open_stage(tmp_path, {"dataset": str(train_rows), "epochs": 1, "validation": {"dataset": str(held_rows)}})
+    found, whole = held_out(data, 64, bounded=True), held_out(data, 12)
+    assert found.n_samples == 12
+    tokens = sum(piece.n_truth for row in map(Cutter(BYTES, 64).cut, iter(data.open_samples().next, None)) for piece in row)
+    assert 0.03 * tokens < 10 * found.n_tokens / 3 <= 0.05 * tokens
+    assert texts(found.rest()) == [row["text"] for row in rows[:12]]  # the end of the stage judges whole texts
+    assert all(unit[-1].last for unit in found.rest())
+    assert found.identity != whole.identity
+
+
+def test_a_text_whose_floor_is_known_is_judged_whole(tmp_path):
+    data = open_stage(tmp_path, {"dataset": "builtin:tales/4", "samples": 200})
+    assert all(unit[-1].last for unit in held_out(data, 64, bounded=True).regular())
 
 
 def test_without_validation_rows_there_is_none(tmp_path):

@@ -71,6 +71,12 @@ def test_an_interval_in_tokens(book, capsys):
 
 @pytest.mark.parametrize(("stage", "flags", "warning"), [
     ({}, ["--validation-interval", 61], "stage 'one' is validated at its end only: --validation-interval 61 is longer than it."),
+    ({}, ["--validation-interval", "500steps"], "stage 'one' is validated at its end only: --validation-interval 500steps is longer than it."),
+    ({"samples": None, "steps": 8}, ["--validation-interval", "100samples"],
+     "stage 'one' is validated at its end only: --validation-interval 100 is longer than it."),
+    ({"early_stopping": {"patience": 2}}, ["--validation-interval", 25],
+     "early_stopping cannot end stage 'one': it is validated about 2 times before its end, and patience is 2."),
+    ({"early_stopping": {"patience": 2}}, ["--validation-interval", 20], None),
     ({}, ["--save-interval", "1k"], "stage 'one' is saved at its end only: --save-interval 1000 is longer than it."),
     ({"samples": 15}, [], "stage 'one' is validated at its end only: the work of one would be more than 5% of its own."),
     ({"early_stopping": {"patience": 2}}, ["--validation-interval", 0],
@@ -80,7 +86,8 @@ def test_an_interval_in_tokens(book, capsys):
     ({}, ["--validation-interval", 0, "--save-interval", 0], None), ({"validation": 0}, [], None), ({}, [], None)])
 def test_the_start_warns_of_what_never_comes(book, capsys, stage, flags, warning):
     write_rows(book / "empty.jsonl", [{"text": None}])
-    write_plan(book, {"one": {"dataset": "rows.jsonl", "samples": 60, **stage}})
+    keys = {"dataset": "rows.jsonl", "samples": 60, **stage}
+    write_plan(book, {"one": {key: value for key, value in keys.items() if value is not None}})
     said = [line.removeprefix("WARNING: ") for line in train_plan(capsys, "--quiet", *flags).splitlines() if line.startswith("WARNING")]
     assert said[-1:] == ([warning] if warning else [])  # the data may have been warned of before
 
