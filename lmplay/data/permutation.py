@@ -103,6 +103,11 @@ class HeldOut:
         block, offset = divmod(index, self._block)
         return offset in self._chosen(block)
 
+    def row(self, number: int) -> int:
+        """Give the held-out row of a number, counted from 0 in the order of the source."""
+        block, place = divmod(number, self._per_block)
+        return block * self._block + sorted(self._chosen(block))[place]
+
     def count(self, n_rows: int) -> int:
         """Count the held-out rows among the first `n_rows`."""
         if not self._per_block:

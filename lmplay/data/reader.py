@@ -17,7 +17,8 @@ class Order:
 
     `seed` names the order; `shuffle` turns it on; `buffer` is the number of streamed rows permuted together; `held_out` is the share of
     rows kept for validation, `most_held_out` the most of them (None = no limit), `held_out_seed` names their choice; `validation` reads those rows
-    instead of the others, unshuffled.
+    instead of the others, unshuffled. With `spread` they come in an order that `held_out_seed` names, so that the first of them are from the whole source;
+    those of a stream, which would have to be read up to there, and of a source without end come as they are.
     """
 
     seed: int = 0
@@ -27,6 +28,7 @@ class Order:
     validation: bool = False
     held_out_seed: int = 0
     most_held_out: int | None = None
+    spread: bool = False
 
 
 class Reader(Protocol):
@@ -71,14 +73,18 @@ class IndexedReader:
         most = None if self.endless else order.most_held_out  # of rows without end nothing is missed
         self._held_out = _choose_held_out(source.n_rows, order, most, source.n_rows)
         self.rows_per_epoch = _count_rows(source.n_rows, self._held_out, order)
+        self._spread = self.rows_per_epoch if order.spread and order.validation else None  # the rows that come in an order of their own; None = there are none
         self._epoch = self._offset = 0
         self._start_epoch()
 
     def next(self) -> tuple[int, dict[str, Any]] | None:
         """See :class:`Reader`; an endless source never gives None."""
-        while self._source.n_rows is None or self._offset < self._source.n_rows:
+        while self._source.n_rows is None or self._offset < (self._source.n_rows if self._spread is None else self._spread):
             index = self._permutation[self._offset] if self._permutation else self._offset
             self._offset += 1
+            if self._spread is not None:
+                index = self._held_out.row(index)
+                return index, self._source[index]
             if (index in self._held_out) == self._order.validation:
                 return index, self._source[index]
         self.next_epoch()
@@ -102,7 +108,8 @@ class IndexedReader:
         """Make the order of the epoch; endless and validation rows come as they are."""
         n = self._source.n_rows
         shuffled = self._order.shuffle and not self._order.validation and n
-        self._permutation = Permutation(n, self._order.seed, self._epoch) if shuffled and n else None
+        self._permutation = Permutation(n, self._order.seed, self._epoch) if shuffled and n else \
+            Permutation(self._spread, self._order.held_out_seed) if self._spread else None
 
 
 class StreamedReader:

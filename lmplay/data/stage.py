@@ -22,7 +22,7 @@ from .sources.index import Index
 from .stream import Length, SampleStream
 
 # How pieces are divided among batches, by the rules of the stage.
-_PIECES = {1: "together", 2: "spread"}
+_PIECES = {1: "together", 2: "spread", 3: "spread"}
 # By default this share of a source's rows is held out, but no more than so many rows.
 DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
@@ -169,7 +169,7 @@ class StageData:
     def _validation_readers(self) -> list[tuple[str, Reader, Reading, AnySource, SourceSpec]]:
         """Open the readers of validation rows, but for those that have none."""
         chosen: list[tuple[str, Reader, Reading, AnySource, SourceSpec]] = [
-            (name, open_reader(source, Order(shuffle=False)), reading, source, spec)
+            (name, open_reader(source, Order(hash64(self._validation_seed), self._rules >= 3 and isinstance(source, IndexedSource))), reading, source, spec)
             for name, (source, reading, spec) in zip(self._own_names, self._own, strict=True)]
         for number, source in enumerate(self.sources):
             if self._held_out[number]:
@@ -251,7 +251,8 @@ class StageData:
         # files of all versions.
         identity = 0 if opener_of(spec.path).of_files or has_magic(spec.path) else crc32("\n".join(filter(None, (spec.path, spec.config, spec.split))).encode())
         most = MOST_HELD_OUT if self._rules >= 2 and self._holds_out_by_default() else None
-        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity), most)
+        return Order(hash64(seed, number), shuffle is not False, buffer, self._held_out[number], validation, hash64(self._validation_seed, identity), most,
+                     spread=self._rules >= 3)
 
 
 def _joined(source: AnySource, spec: SourceSpec, folder: Path) -> AnySource:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import log
 from zlib import crc32
@@ -66,6 +66,7 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
     :return: None when interrupted, and without samples; predictions are each token's given all the truth before it.
     """
     found: Evaluation | None = None
+    samples: list[SampleLoss] = []
     units = iter(units)
     was_training = model.raw.training
     model.raw.eval()
@@ -75,10 +76,11 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
                 judged = _evaluate(model, objective, tokenizer, some, to_mini_batches, interrupted, names)
                 if judged is None:
                     return None
-                found = judged if found is None else found.plus(judged)
+                samples += judged.samples
+                found = replace(judged if found is None else found.plus(judged), samples=samples[:0])
     finally:  # memory may have run out
         model.raw.train(was_training)
-    return found
+    return replace(found, samples=samples) if found is not None else None
 
 
 def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],

@@ -184,6 +184,8 @@ class StageRunner:
                     self.run.report.evaluation(name, self.stats.describe_set(name), self.named_sets.skipped[name])
                 elif self.run.interrupt.requested():
                     return False
+                else:
+                    self.run.report.say(f"WARNING: stage '{self.name}': evaluate.{name}: its rows give the tokenizer no token; it is left out.")
             self.named_sets.note_done(name, self.counts())
         return True
 

@@ -13,8 +13,9 @@ from .schema import Plan, SourceSpec, Stage
 
 # The rules by which a stage makes samples and batches of its data where the plan does not say it. A stage that has begun keeps those that it began with:
 # 1 = a tenth of the rows is held out, however many they are, wikitext is read line by line, and the pieces of a sample are together; 2 = at most 5,000 rows are
-# held out, wikitext is read as articles, and pieces are spread.
-DATA_RULES = 2
+# held out, wikitext is read as articles, and pieces are spread; 3 = the held-out rows that a validation judges are from the whole of a source whose rows have
+# numbers, not the first ones.
+DATA_RULES = 3
 
 
 @dataclass

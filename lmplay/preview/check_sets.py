@@ -14,6 +14,7 @@ from ..engine.batches import Grouping
 from ..engine.evaluate import evaluate
 from ..engine.named_sets import NamedSets
 from ..engine.run import OpenStage
+from ..errors import UserError
 from ..objectives import load_objective
 from ..plan.names import DEFAULT_OBJECTIVE
 from ..plan.settings import Settings
@@ -44,6 +45,8 @@ def check_sets(settings: Settings, stage: OpenStage, view: StageView, model: Dev
     found = []
     for name, one in stage.stage.sets.items():
         units, whole = _first(sets.units(name))
+        if not units:
+            raise UserError(f"stage '{stage.stage.name}': evaluate.{name}: its rows give the tokenizer no token.")
         tokens = sum(piece.n_truth for unit in units for piece in unit)
         timed = seconds = 0.0
         judge(next(_chunks(units, settings.validation_batch_size)))  # warms up

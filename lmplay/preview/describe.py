@@ -23,23 +23,23 @@ def describe(settings: Settings, plan: Plan) -> str:
     model = spec.build(vocab_size, meta=True)
     total = sum(parameter.numel() for parameter in model.parameters())
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    state = build_optimizers(settings.optimizer, model, settings.lr).state_bytes()
+    works = {stage.name: ahead.stage_settings(stage) for stage in plan.stages}
+    states = {kind: build_optimizers(kind, model, settings.lr).state_bytes() for kind in dict.fromkeys(work.optimizer for work in works.values())}
     origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
     lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}", "", "parameters"]
     lines += [f"  {name:<24}{count:>15,}  {count / total:6.1%}" for name, count in _count_parts(model).items()]
     lines += [f"  {'all':<24}{total:>15,}", "", "memory"]
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in
-              (("weights", n_bytes), ("gradients", n_bytes), (f"state of {settings.optimizer}", state))]
+              (("weights", n_bytes), ("gradients", n_bytes), *((f"state of {kind}", state) for kind, state in states.items()))]
     lines += ["", "a step"]
-    for stage in plan.stages:
-        work = ahead.stage_settings(stage)
+    for name, work in works.items():
         tokens = work.batch_size * work.context_len
         # For each token 2 operations a weight in the forward pass and 4 in the backward pass, and 12 * layers * width * length for attention
         # (Chowdhery et al. 2022, "PaLM", appendix B).
         attention = 12 * spec.args.get("num_blocks", 0) * spec.args.get("embed_dim", 0) * work.context_len
         flops = tokens * (6 * (total - _lookup_only(model)) + attention)
         mini_batches = "as many as it takes" if settings.mini_batch_size == "auto" else -(-work.batch_size // settings.first_mini_batch)
-        lines.append(f"  {stage.name}: {work.batch_size} pieces of at most {work.context_len} tokens in {mini_batches} mini-batches, "
+        lines.append(f"  {name}: {work.batch_size} pieces of at most {work.context_len} tokens in {mini_batches} mini-batches, "
                      f"at most {tokens:,} tokens, {flops / 1e12:,.2f} TFLOP")
     return "\n".join(lines)
 

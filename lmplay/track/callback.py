@@ -45,7 +45,7 @@ class Callback:
         """An optimizer step has been done."""
 
     def validation(self, figures: dict[str, Any], final: bool) -> None:
-        """A validation has been done; `final` is the longer one at the end of a stage."""
+        """A validation has been done; `final` is the one at the end of a stage, which judges the same samples as the others."""
 
     def evaluation(self, figures: dict[str, Any]) -> None:
         """The model has been judged by a named set, or at the end of a stage by all that is judged there ("held_out"); `set` is its name."""

@@ -10,6 +10,7 @@ from texts import BYTES
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter
 from lmplay.data.stage import StageData
+from lmplay.plan.curriculum import DATA_RULES
 from lmplay.plan.schema import Stage
 
 
@@ -139,3 +140,30 @@ def test_a_plan_says_how_long_the_rows_of_a_text_are(tmp_path):
     assert open_data(tmp_path / "a.txt").rows_per_epoch() == [1]
     write_rows(tmp_path / "a.jsonl", [{"text": "a"}])
     assert "'row_bytes' is for text files" in refused_data(tmp_path / "a.jsonl", row_bytes=300)
+
+
+def first_held_out(folder, path, count=64, rules=DATA_RULES, validation_seed=0, **keys):
+    """Give the rows of the first held-out samples."""
+    stage = Stage.model_validate({"name": "s", "dataset": str(path), **keys})
+    stream = StageData(stage, folder / "datasets", 0, validation_seed, rules).open_validation()
+    return [stream.next().row for _ in range(count)]
+
+
+@pytest.mark.parametrize("keys", [{}, {"validation": 0.05}, {"shuffle": False}])
+def test_the_first_held_out_samples_are_from_the_whole_file(tmp_path, keys):
+    path = write_rows(tmp_path / "a.jsonl", rows(60_000, "a"))
+    first = first_held_out(tmp_path, path, **keys)
+    assert sorted({row * 8 // 60_000 for row in first}) == list(range(8))  # from each eighth
+    every = first_held_out(tmp_path, path, 3000 if keys.get("validation") else 5000, **keys)
+    assert every[:64] == first
+    assert first_held_out(tmp_path, path, validation_seed=1, **keys) != first
+    before = first_held_out(tmp_path, path, len(every), rules=2, **keys)
+    assert before == sorted(every)  # which rows are held out has not changed
+
+
+def test_the_first_samples_of_a_validation_file_are_from_the_whole_of_it(tmp_path):
+    path, other = (write_rows(tmp_path / f"{name}.jsonl", rows(count, name)) for name, count in (("a", 10), ("v", 2000)))
+    first = first_held_out(tmp_path, path, validation={"dataset": str(other)})
+    assert len({row * 8 // 2000 for row in first}) == 8
+    assert first_held_out(tmp_path, path, validation={"dataset": str(other)}, rules=2) == list(range(64))
+    assert sorted(first_held_out(tmp_path, path, 2000, validation={"dataset": str(other)})) == list(range(2000))

@@ -198,3 +198,18 @@ def test_what_training_refuses_is_refused(capsys, tmp_path, stages, flags, words
     for also in (["--check-plan"], []):
         assert main([*arguments, *also]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_each_stage_is_measured_with_its_own_optimizer(capsys, plan, tmp_path, monkeypatch):
+    from lmplay.preview import check_plan
+
+    timed = []
+    monkeypatch.setattr(check_plan._Timer, "time", lambda self, *_: timed.append(self._optimizers.kind))
+    sizes = []
+    for kinds in (("sgd", "adamw"), ("adamw", "sgd"), ("sgd", "sgd")):
+        stages = json.loads(plan.read_text())
+        for stage, kind in zip(stages.values(), kinds, strict=True):
+            stage["optimizer"] = kind
+        sizes.append(check(capsys, write_plan(tmp_path, stages), tmp_path / "out")["checkpoint_bytes"])
+    assert timed == ["sgd", "adamw", "adamw", "sgd", "sgd", "sgd"]
+    assert sizes[0] == sizes[1] > sizes[2]

@@ -1,5 +1,6 @@
 """`--describe`: the model that a run would train."""
 import os
+from pathlib import Path
 
 import pytest
 from helpers import sentences, train_plan, write_plan, write_rows
@@ -48,6 +49,15 @@ def test_memory_is_that_of_the_optimizer(arguments, capsys, monkeypatch):
         lines = describe(capsys, wide, "--optimizer", name)
         assert ["weights", f"{4 * total / 2**20:,.1f}", "MiB"] in lines
         assert ["state", "of", name, f"{4 * copies / 2**20:,.1f}", "MiB"] in lines
+
+
+def test_each_optimizer_that_a_stage_names_has_its_state(arguments, capsys):
+    write_plan(Path.cwd(), {"$model": {"num_blocks": 1, "context_len": 48}, "$tokenizer": "bytes", "one": {"dataset": "rows.jsonl", "optimizer": "sgd"},
+                            "two": {"dataset": "rows.jsonl", "optimizer": "adamw"}})
+    states = {line[2]: float(line[3].replace(",", "")) for line in describe(capsys, arguments, "--optimizer-warmup-steps", 1) if line[:2] == ["state", "of"]}
+    assert list(states) == ["sgd", "adamw"]
+    assert states["sgd"] < states["adamw"]
+    assert [line[2] for line in describe(capsys, arguments, "--optimizer", "sgd") if line[:2] == ["state", "of"]] == ["sgd"]
 
 
 def test_no_data_is_opened(arguments, capsys, monkeypatch, tmp_path):
