@@ -15,6 +15,7 @@ from .interrupt import AGAIN, Stopped
 from .record import Recorder
 from .run import OpenStage, Run
 from .save import SaveClock, save
+from .settings_record import note_validations
 from .stage import StageRunner
 from .telling import run_end, run_start, stage_end, stage_start, stop
 
@@ -36,6 +37,7 @@ def train(run: Run) -> int:
             return _end(run)
         recorder = Recorder(run, stage)
         run.report.start_stage(stage_start(run, stage))
+        note_validations(run, stage)
         run.notifier.event("stage", run.record.progress, stage.name)
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:

@@ -4,7 +4,6 @@
 """
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -33,7 +32,7 @@ from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, printable
-from ..files import NotAFile, check_folder, check_is_file, make_folder, write_text
+from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.optimizers import build_like, build_optimizers
@@ -56,7 +55,7 @@ from .interrupt import Interrupt
 from .model_spec import ModelSpec, check_tokenizer, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
-from .settings_record import settings_record, stages_of_checkpoint
+from .settings_record import stages_of_checkpoint, write_settings
 
 Say = Callable[[str], None]
 
@@ -449,8 +448,7 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
         run.report.say(f"kept the old model as {kept}")
     adopt(run.settings, run.path, found, list(run.stages), run.report.say)
     _mend_stats(run.record, folder, run.curriculum.plan, run.model.experiment, run.report)
-    record = settings_record(run)
-    write_text(folder / f"{run.path.stem}_settings.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    record = write_settings(run)
     samples = run.completions.begin(run.record.progress.step)
     run.notifier.start(run.path.stem, folder, flat_settings(record), record["plan"], run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:

@@ -1,19 +1,24 @@
 """The record of a run's settings, NAME_settings.json (:mod:`lmplay.plan.used` says what is in it).  Engine floor."""
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..checkpoints.format import versions
+from ..files import write_text
 from ..plan.curriculum import Curriculum
 from ..plan.settings import resolve_stage, settings_from_json
-from ..plan.used import flags_as_given, run_settings, stage_settings
+from ..plan.used import VALIDATIONS, flags_as_given, run_settings, stage_settings
 from .run import Run
+
+if TYPE_CHECKING:
+    from .stage import StageRunner
 
 # Besides those of lmplay, torch and Python: these can change what is read, and in which order sums are taken.
 _PACKAGES = ("numpy", "datasets", "tokenizers", "tiktoken")
@@ -23,7 +28,10 @@ _GIT_SECONDS = 5.0  # after which the commit is left out
 def settings_record(run: Run) -> dict[str, Any]:
     """Make the record; `run.runner.stages` has what the stages before used, and gets what those to come will use."""
     settings, plan = run.settings, run.curriculum.plan
-    run.runner.stages |= {name: stage_settings(stage.stage, stage.settings) for name, stage in run.stages.items()}
+    for name, stage in run.stages.items():
+        before = run.runner.stages.get(name, {})
+        known = {key: before[key] for key in VALIDATIONS if VALIDATIONS[-1] in before}
+        run.runner.stages[name] = stage_settings(stage.stage, stage.settings) | known
     stages = {stage.name: run.runner.stages[stage.name] for stage in plan.stages if stage.name in run.runner.stages}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": run.report.command, "folder": os.getcwd(), "git": _git_commit(),
@@ -33,6 +41,25 @@ def settings_record(run: Run) -> dict[str, Any]:
         "data": {state.name: [{key: value for key, value in one.items() if key != "listed"} for one in fingerprints]
                  for state in run.curriculum.states if (fingerprints := _fingerprints(run, state.name))},
         "plan": plan.to_json(), **flags_as_given(settings)}
+
+
+def write_settings(run: Run) -> dict[str, Any]:
+    """Write the record beside the statistics.
+
+    :return: the record.
+    """
+    record = settings_record(run)
+    write_text(run.out_dir / f"{run.path.stem}_settings.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return record
+
+
+def note_validations(run: Run, stage: StageRunner) -> None:
+    """Write the record anew when a stage has begun, with the validations that it has."""
+    held_out = stage.held_out
+    samples = held_out.n_samples if held_out.is_there else 0
+    known = "all" if samples is None else samples, None if samples is None else held_out.n_tokens, stage.validations.in_words()
+    run.runner.stages[stage.name] |= dict(zip(VALIDATIONS, known, strict=True))
+    write_settings(run)
 
 
 def stages_of_checkpoint(stored: dict[str, Any], curriculum: Curriculum, context_len: int) -> dict[str, dict[str, Any]]:

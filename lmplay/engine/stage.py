@@ -73,6 +73,11 @@ class StageRunner:
         return self.batches.stream.total
 
     @property
+    def n_frozen(self) -> int:
+        """The parameter tensors that are not trained; a tied one counts once."""
+        return sum(not parameter.requires_grad for parameter in self.run.device_model.raw.parameters())
+
+    @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
         return self.run.optimizers.lr
@@ -106,7 +111,7 @@ class StageRunner:
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
-        self.frozen = freeze(run.device_model.raw, self.stage, run.settings)
+        freeze(run.device_model.raw, self.stage, run.settings)
         if run.optimizers.kind != self.settings.optimizer:
             run.optimizers = build_optimizers(self.settings.optimizer, run.device_model.raw, self.settings.lr)
         run.optimizers.set_weight_decay(self.settings.weight_decay)

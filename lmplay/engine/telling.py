@@ -45,7 +45,7 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     settings, entry, data = stage.settings, stage.entry, stage.data
     rows, held_out = (dict(zip(data.names, counts, strict=True)) for counts in (data.rows_per_epoch(), data.held_out_rows()))
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.batch_size,
-                      settings.context_len, settings.lr, settings.schedule, len(stage.frozen), entry["floor_nats_per_token"], entry["floor_bits_per_byte"],
+                      settings.context_len, settings.lr, settings.schedule, stage.n_frozen, entry["floor_nats_per_token"], entry["floor_bits_per_byte"],
                       stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads, stage.named_sets.in_words())
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from ..plugins import Plugin, with_offered
@@ -32,14 +33,14 @@ class Member(NamedTuple):
 class OptimizerRow(NamedTuple):
     """An optimizer that `--optimizer` can name; its description says what differs from torch's defaults (may be empty).
 
-    `takes` are the settings that the user may change.
+    `takes` are the settings that the user may change, with their values unless somebody does.
     """
 
     name: str
     description: str
     weight_decay: float
     members: tuple[Member, ...]
-    takes: tuple[str, ...] = ()
+    takes: Mapping[str, Any] = MappingProxyType({})
 
 
 class Schedule(NamedTuple):
@@ -65,11 +66,11 @@ class Objective(Plugin):
 # Weight decay is decoupled in adamw, and added to the gradient in the others.
 # Fused on a CPU: 1.0 instead of 4.4 ms a step for adamw on 2 million parameters and 2 threads (adam alike, adagrad 0.9 for 2.8, sgd 0.6 for 1.4).
 OPTIMIZERS = {row.name: row for row in (
-    OptimizerRow("adamw", "", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), ("betas", "eps")),
-    OptimizerRow("adam", "", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), ("betas", "eps")),
-    OptimizerRow("adagrad", "", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), ("eps",)),
-    OptimizerRow("sgd", "momentum 0.9", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), ("momentum",)),
-    OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), ("eps",)))}
+    OptimizerRow("adamw", "", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adam", "", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adagrad", "", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), {"eps": 1e-10}),
+    OptimizerRow("sgd", "momentum 0.9", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), {"momentum": 0.9}),
+    OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}))}
 
 # The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
 DECAY_SHARE = 0.2

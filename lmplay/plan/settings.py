@@ -197,7 +197,7 @@ def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) -> tupl
     """Choose a stage's optimizer and its settings; raises UserError for a typed flag that it does not know."""
     own = stage.optimizer
     name = begun_with or (settings.optimizer if own is None or "optimizer" in settings.explicit else own.name)
-    takes = OPTIMIZERS[name].takes if name in OPTIMIZERS else ()
+    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else ()
     if faults := [f"--{key}: stage '{stage.name}' is trained with {name}, which takes {' and '.join(takes) or 'none of them'}; leave it out, or choose another "
                   "--optimizer." for key in ("betas", "eps", "momentum") if getattr(settings, key) is not None and key not in takes]:
         raise UserError(*faults)

@@ -20,6 +20,9 @@ _APART = ("given", "plan", "model_args", "stages", "typed", "defaults", "command
 _BY_STAGE = tuple(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE)
 # What a stage's plan entry says in other words than `StageSettings`.
 _SAID_OTHERWISE = ("name", "lr_schedule", "early_stopping")
+_OPTIMIZER_SETTINGS = ("betas", "eps", "momentum")
+# What is known of a stage's validations when it has begun.
+VALIDATIONS = ("validation_samples", "validation_tokens", "validated")
 
 
 def run_settings(settings: Settings) -> dict[str, Any]:
@@ -30,11 +33,11 @@ def run_settings(settings: Settings) -> dict[str, Any]:
 def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     """List what a stage used: its plan entry, with the values that flags and defaults have given."""
     values = {key: value for key, value in stage.model_dump(exclude_none=True).items() if key not in _SAID_OTHERWISE} | asdict(used)
-    if values["weight_decay"] is None:
-        values["weight_decay"] = OPTIMIZERS[used.optimizer].weight_decay
-    if values["min_fraction"] is None:
-        values["min_fraction"] = SCHEDULES[used.schedule].min_fraction
-    return values
+    del values["validation_is_bounded"]
+    row = OPTIMIZERS[used.optimizer]
+    unsaid = {**dict.fromkeys(_OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay, "min_fraction": SCHEDULES[used.schedule].min_fraction}
+    values |= {name: value for name, value in unsaid.items() if values[name] is None}
+    return {name: value for name, value in values.items() if name not in _OPTIMIZER_SETTINGS or name in row.takes}
 
 
 def flags_as_given(settings: Settings) -> dict[str, dict[str, Any]]:

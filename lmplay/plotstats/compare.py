@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..plan.options import FLAGS, Change
-from ..plan.used import flat_settings
+from ..plan.used import VALIDATIONS, flat_settings
 from ..stats.totals import HELD_OUT, VALIDATION
 from ..words import counted
 from .runs import Curve, Floats, JudgedSet
@@ -47,7 +47,8 @@ class Idea:
 class Comparison:
     """An idea against the baseline, on one set of samples; losses are the means over the seeds, per token or, where tokens differ, in bits per byte.
 
-    The difference is the idea's loss minus the baseline's; `low` and `high` are the ends of its interval of 95 %. `seeds` says whether both have several.
+    The difference is the idea's loss minus the baseline's; `low` and `high` are the ends of its interval of 95 %. `single` names those of
+    the two that have one seed.
     """
 
     idea: str
@@ -60,7 +61,7 @@ class Comparison:
     difference: float
     low: float
     high: float
-    seeds: bool
+    single: tuple[str, ...]
 
     @property
     def more_than_noise(self) -> bool:
@@ -70,10 +71,12 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Say in words which is better."""
-        of = "samples and seeds" if self.seeds else "the samples"
+        of = "the samples" if len(self.single) == 2 else "samples and seeds"
         better = f"{self.idea if self.difference < 0 else self.baseline} is better, by more than the noise of {of}"
         said = better if self.more_than_noise else f"no difference beyond the noise of {of}"
-        return said + ("" if self.seeds else "; a single seed each says nothing about the noise of seeds")
+        if len(self.single) == 1:
+            return f"{said}; {self.single[0]} has a single seed, whose noise is taken to be that of the other's seeds"
+        return said + ("; a single seed each says nothing about the noise of seeds" if self.single else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -118,7 +121,8 @@ def _compare(idea: Idea, baseline: Idea, name: str) -> Comparison | None:
     """Compare two ideas on a set; None with fewer than two samples in common.
 
     The variance of the difference has a part of the samples, of which others might have been drawn (of a ratio, paired: Cochran 1977, "Sampling Techniques",
-    chapter 6), and a part of each idea's seeds; degrees of freedom by Satterthwaite (1946, "An approximate distribution of estimates of variance components").
+    chapter 6), and a part of each idea's seeds, which for an idea with one is taken to be that of the other's. Degrees of freedom by Satterthwaite (1946, "An
+    approximate distribution of estimates of variance components").
     """
     sides = [[run.judged[name] for run in one.runs] for one in (idea, baseline)]
     common = set.intersection(*({*one.identity} for side in sides for one in side))
@@ -128,7 +132,7 @@ def _compare(idea: Idea, baseline: Idea, name: str) -> Comparison | None:
     tokens = [values[1] for side in chosen for values in side]
     by_token = all(np.array_equal(one, tokens[0]) for one in tokens)
     unit, factor, column = ("nats per token", 1.0, 1) if by_token else ("bits per byte", 1 / math.log(2), 2)
-    losses, residuals, parts = [], [], []
+    losses, residuals, parts, seeds = [], [], [], list[float]()
     for side in chosen:
         ratios = np.array([values[0].sum() / values[column].sum() for values in side]) * factor
         mean = sum(values[0] * factor / values[column].sum() for values in side) / len(side)
@@ -136,13 +140,18 @@ def _compare(idea: Idea, baseline: Idea, name: str) -> Comparison | None:
         losses.append(float(ratios.mean()))
         residuals.append(mean - weight)
         if len(side) > 1:
-            parts.append((float(ratios.var(ddof=1)) / len(side), len(side) - 1))
+            seeds.append(float(ratios.var(ddof=1)))
+            parts.append((seeds[-1] / len(side), len(side) - 1))
+    single = tuple(one.label for one in (idea, baseline) if len(one.runs) == 1)
+    if len(single) == 1:
+        most = max(len(side) for side in chosen)
+        parts = [(seeds[0] * (1 + 1 / most), most - 1)]
     n = len(common)
     parts.append((n / (n - 1) * float(np.square(residuals[0] - residuals[1]).sum()), n - 1))
     variance = sum(part for part, _ in parts)
     freedom = variance ** 2 / sum(part ** 2 / degrees for part, degrees in parts) if variance else 1.0
     half, difference = student_quantile(freedom) * math.sqrt(variance), losses[0] - losses[1]
-    return Comparison(idea.label, baseline.label, name, n, unit, losses[0], losses[1], difference, difference - half, difference + half, len(parts) == 3)
+    return Comparison(idea.label, baseline.label, name, n, unit, losses[0], losses[1], difference, difference - half, difference + half, single)
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
@@ -193,11 +202,11 @@ def _chosen(judged: JudgedSet, common: set[int]) -> tuple[Floats, Floats, Floats
 
 
 def _that_matter(settings: dict[str, Any]) -> dict[str, Any]:
-    """Keep the settings in which two ideas differ: what changes the training, but for the seed; named sets do not."""
+    """Keep the settings in which two ideas differ: what changes the training, but for the seed; validations and named sets do not."""
     arguments = settings.get("model_args")
     names = {*_FLAGS, *(arguments if isinstance(arguments, dict) else ())}
     return {key: value for key, value in flat_settings(settings).items()
-            if key in names or ("." in key and not key.startswith("versions.") and not key.endswith(".evaluate"))}
+            if key in names or ("." in key and not key.startswith("versions.") and key.rpartition(".")[2] not in ("evaluate", *VALIDATIONS))}
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -35,6 +35,10 @@ def test_it_holds_what_each_stage_and_the_model_used(folder, capsys):
     assert [(stage["lr"], stage["schedule"], stage["min_fraction"], stage["weight_decay"], stage["batch_size"], stage["context_len"], stage["grad_clip"])
             for stage in (one, two)] == [(0.002, "cosine", 0.1, 0.01, 50, 48, 1.0), (0.01, "constant", 1.0, 0.5, 3, 48, 1.0)]
     assert (one["epochs"], two["samples"]) == (1.0, 10)
+    assert [(stage["betas"], stage["eps"]) for stage in (one, two)] == [([0.9, 0.999], 1e-8)] * 2
+    assert "momentum" not in one
+    assert [(stage["validation_samples"], stage["validated"]) for stage in (one, two)] == [(3, "every 100 samples or tenth of the stage")] * 2
+    assert one["validation_tokens"] > 3
     assert found["model_args"] == {"num_blocks": 1, "embed_dim": 32, "num_heads": 2, "context_len": 48, "dropout": 0.1, "tied_head": True}
     assert not {"lr", "batch_size", "num_blocks", "embed_dim", "context_len", "dropout"} & found.keys()
     assert (found["seed"], found["tokenizer"], found["device"], found["exp"]) == (0, "bytes", "cpu", "gpt2ish")

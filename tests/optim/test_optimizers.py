@@ -135,9 +135,10 @@ def test_unknown_optimizer() -> None:
 def test_the_document_has_the_table_of_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (.+?) \|", (ROOT / "docs" / "optimizers.md").read_text(), re.MULTILINE)
     assert {name: (float(decay), tuple(re.findall(r"`(\w+)`", settings))) for name, decay, settings in rows} == \
-        {row.name: (row.weight_decay, row.takes) for row in OPTIMIZERS.values()}
+        {row.name: (row.weight_decay, tuple(row.takes)) for row in OPTIMIZERS.values()}
     for name, _, settings in rows:
         defaults = build_optimizers(name, small(), 0.1).members["main"].defaults
+        assert {key: defaults[key] for key in OPTIMIZERS[name].takes} == OPTIMIZERS[name].takes
         for setting, value in re.findall(r"`(\w+)` ([\d.,e-]+)", settings):
             found = defaults[setting]
             assert (list(found) if isinstance(found, tuple) else [found]) == [float(part) for part in value.split(",")], (name, setting)

@@ -17,7 +17,8 @@ def test_a_stage_has_what_it_used_and_what_nobody_used_is_not_there():
     assert (flat["a.lr"], flat["b.lr"], flat["a.batch_size"], flat["b.batch_size"]) == (0.1, 0.0006, 7, 7)
     assert (flat["a.context_len"], flat["a.weight_decay"], flat["a.schedule"]) == (64, 0.01, "constant")
     assert (flat["num_blocks"], flat["embed_dim"]) == (2, 16)
-    assert not {"lr", "batch_size", "num_heads", "context_len_flag", "typed", "defaults"} & flat.keys()
+    assert (flat["a.betas"], flat["a.eps"]) == ((0.9, 0.999), 1e-8)
+    assert not {"a.momentum", "a.validation_is_bounded", "lr", "batch_size", "num_heads", "context_len_flag", "typed", "defaults"} & flat.keys()
 
 
 def test_a_record_of_version_01_is_compared_by_what_its_stages_used():

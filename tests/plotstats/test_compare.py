@@ -70,7 +70,7 @@ def test_the_noise_of_seeds_counts_where_there_are_several(tmp_path, capsys):
     make_runs(tmp_path, d0_s0=(0.00, 0, 0.0), d0_s1=(0.10, 1, 0.0), d0_s2=(-0.10, 2, 0.0), d1_s0=(0.02, 0, 0.1), d1_s1=(0.12, 1, 0.1), d1_s2=(-0.08, 2, 0.1))
     runs = told(capsys, tmp_path)
     [one] = runs["d1_s0"]["comparisons"]
-    assert (one["idea"], one["baseline"], one["seeds"]) == ("d1 (3 seeds)", "d0 (3 seeds)", True)
+    assert (one["idea"], one["baseline"], one["single"]) == ("d1 (3 seeds)", "d0 (3 seeds)", [])
     assert not one["more_than_noise"]  # one seed of each alone would have said so
     assert one["difference"] == pytest.approx(-0.02, abs=0.01)
     assert 0.1 < one["high"] < 0.4
@@ -82,6 +82,17 @@ def test_the_noise_of_seeds_counts_where_there_are_several(tmp_path, capsys):
     assert "d1 (3 seeds) against d0 (3 seeds), 200 samples of validation" in output
     assert "no difference beyond the noise of samples and seeds" in output
     assert "d0: 3 seeds (d0_s0, d0_s1, d0_s2)" in output
+
+
+def test_a_single_run_against_several_seeds_is_as_uncertain_as_one_of_them(tmp_path, capsys):
+    """Its seed's noise is taken to be theirs: a new run lies within the interval of 95 % as often as of any sample of three and one more."""
+    make_runs(tmp_path, d0_s0=(0.00, 0, 0.0), d0_s1=(0.10, 1, 0.0), d0_s2=(-0.10, 2, 0.0), new=(0.15, 3, 0.1))
+    [one] = told(capsys, tmp_path, "--baseline", "d0_s0")["new"]["comparisons"]
+    assert one["single"] == ["new"]
+    half = student_quantile(2) * 0.1 * math.sqrt(1 + 1 / 3)
+    assert (one["high"] - one["low"]) / 2 == pytest.approx(half, rel=0.1)
+    assert one["verdict"] == ("no difference beyond the noise of samples and seeds; new has a single seed, whose noise is taken to be that of the other's "
+                              "seeds")
 
 
 def test_of_runs_that_have_ended_all_held_out_samples_are_compared(tmp_path):
