@@ -134,7 +134,11 @@ class Reading:
         if self._given is not None:
             return [self._given] if all(field in fields for field in self._given.needed) else []
         found = usual_forms(fields)
-        return [found[names] for names in self._ranking if names in found]
+        forms = [found[names] for names in self._ranking if names in found]
+        # A form that reads all fields of another one and more comes before it: an instruction beside input and output would be lost.
+        reads = [{*form.roles.values()} for form in forms]
+        order = sorted(range(len(forms)), key=lambda i: (next(j for j, other in enumerate(reads) if reads[i] >= other), -len(reads[i])))
+        return [forms[i] for i in order]
 
 
 def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None, has_nats: bool = False,

@@ -28,7 +28,7 @@ _PART = r"[-_]?[0-9]+(?:[-_]of[-_][0-9]+)?(?:-[0-9a-f]{16})?"
 # The words are those of the hub. Only a whole word counts: a book may be called "train dreams", and a diary "dev-diary".
 _SPLIT = re.compile(rf"(?:(?P<train>train|training)|(?P<validation>{'|'.join(VALIDATION_NAMES)})|(?P<test>test|testing|eval|evaluation))(?:{_PART})?",
                     re.IGNORECASE)
-_NUMBERED = re.compile(rf"{_PART}$")
+_NUMBERED = re.compile(r"[-_]?[0-9]+[-_]of[-_][0-9]+(?:-[0-9a-f]{16})?$")
 # Files that are named in a line for the user; the others are counted.
 _NAMED = 4
 
@@ -196,7 +196,7 @@ def _without_doubles(path: str, root: Path, names: list[str], left_out: dict[str
     for name in names if len(formats) > 1 else ():
         file = os.path.basename(name)
         stem = file.removesuffix(_ending(file))
-        by_name.setdefault(_NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(name), file)
+        by_name.setdefault(_split_of_word(stem) or _NUMBERED.sub("", stem) or stem, {}).setdefault(format_of(name), file)
     first = next((list(found.values()) for found in by_name.values() if len(found) > 1), [])
     if first:
         found, globs = " and ".join(first), " or ".join(f"'{root / '**' / ('*' + _ending(file))}'" for file in first)

@@ -134,6 +134,8 @@ class CsvTable(Table):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """See :class:`Table`."""
         values, replaced = self._record(index + 1)
+        if len(self.columns) == 1:  # what would separate values is part of the text
+            values = [self._delimiter.join(values)]
         if len(values) > len(self.columns):
             raise BadRow("too many values", self.location(index), f"{len(values)} values under a header of {len(self.columns)}; "
                                                                f"put values that contain '{self._delimiter}' in quotes.")

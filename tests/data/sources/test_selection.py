@@ -19,6 +19,7 @@ FILES = {
     "dev-diary.jsonl monday.jsonl my_test.jsonl train-small.jsonl valid dreams.jsonl": ("dev-diary monday my_test train-small valid dreams", None),
     "train.jsonl train-small.jsonl": ("train", None),
     "diary.txt faq.jsonl data.csv notes.md": ("data diary faq notes", None),
+    "chapter-1.txt chapter-2.md chapter-3.jsonl": ("chapter-1 chapter-2 chapter-3", None),
     "a.txt README.md LICENSE.txt": ("LICENSE README a", None),
     "b.jsonl a.jsonl c/d.jsonl": ("a b d", None),
     "a.jsonl validation.jsonl test.jsonl": ("a", "validation"),

@@ -84,3 +84,9 @@ def test_a_broken_line_far_in_is_named_when_it_is_read(tmp_path, folder):
     assert source[51] == {"text": "y"}
     with pytest.raises(UserError, match=r"a\.jsonl, line 52: not valid JSON"):
         source[50]
+
+
+def test_a_table_of_one_column_may_have_commas_in_it(tmp_path, folder):
+    texts = ["Hello, world", "one", 'He said "no", and went', "a, b, c"]
+    source = opened(write(tmp_path / "a.csv", "text\n" + "".join(f"{text}\n" for text in texts)), folder)
+    assert rows_of(source) == [{"text": text} for text in texts]
