@@ -9,33 +9,35 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..hub import hub_problem
 from .byte_pairs import SPLITS
-from .tokenizer import END_TOKEN, SMALLEST_VOCAB, Tokenizer
+from .sentencepiece_models import read_sentencepiece
+from .tiktoken_files import is_tiktoken, read_tiktoken
+from .tokenizer import END_NAMES, END_TOKEN, SMALLEST_VOCAB, Tokenizer, is_of_the_library
 
 if TYPE_CHECKING:
     import tokenizers
 
-# What a special token for the end of a text is called in the vocabularies people use, in order of preference.
-_END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 # Kinds of tokenizer, as tokenizer_config.json names them, which tokenizer.json describes completely.
 _WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 # What tokenizer_config.json says of a token, and the keys of its special tokens, in the order of `transformers`.
 _TOKEN_KEYS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
-             "or --tokenizer bytes.")
+_WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, tokenizer.model, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's "
+             "text), or --tokenizer bytes.")
+# Files that are a tokenizer by themselves, by their suffix.
+_SUFFIXES = (".json", ".model", ".tiktoken")
 
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer by what the user said (not `train:N`, see :func:`train_tokenizer`).
 
-    :param name: `bytes`, a folder of tokenizer files, a tokenizer.json, or a name of the hub.
+    :param name: `bytes`, a folder of tokenizer files, a file (tokenizer.json, a SentencePiece `.model`, a `.tiktoken`), or a name of the hub.
     :return: the tokenizer.
     :raises UserError: when it cannot be had, with the ways out.
     """
     if name == "bytes":
         return Tokenizer({"kind": "bytes", "name": "bytes"})
     path = Path(name).expanduser()
-    if path.is_dir() or path.suffix == ".json":
+    if path.is_dir() or path.suffix in _SUFFIXES:
         return _finish(_from_files(path), name)
     return _finish(_from_hub(name), name)
 
@@ -107,27 +109,47 @@ def _from_files(path: Path) -> _Found:
 
 
 def _as_written(path: Path) -> _Found:
-    """Read tokenizer.json, or the older pair vocab.json and merges.txt, and what stands beside it."""
-    import tokenizers
-    from tokenizers import ByteLevelBPETokenizer
-
-    file = path if path.suffix == ".json" else path / "tokenizer.json"
+    """Read the file of a tokenizer, and what stands beside it."""
+    file = _file_of(path) if path.is_dir() else path
     try:
         jinja, said = file.parent / "chat_template.jinja", _read_json(file.parent / "tokenizer_config.json")
         template = jinja.read_text(encoding="utf-8") if jinja.is_file() else said.get("chat_template")
-        beside = _text_of(said.get("eos_token")), _text_of(said.get("bos_token")), _default_template(template)
-        if file.is_file():
-            fast = tokenizers.Tokenizer.from_file(str(file))
-            _add_special_tokens(fast, said)
-            return _Found(fast, *beside)
-        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-            pair = ByteLevelBPETokenizer(str(path / "vocab.json"), str(path / "merges.txt"))
-            fast = tokenizers.Tokenizer.from_str(pair.to_str())
-            _add_special_tokens(fast, said)
-            return _Found(fast, *beside)
-    except Exception as error:  # the library raises bare Exception for a broken file
-        raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
-    raise UserError(f"tokenizer {path}: no tokenizer.json and no vocab.json with merges.txt there. {_WAYS_OUT}")
+        found = _read_file(file)
+        _add_special_tokens(found.fast, said)
+    except UserError:
+        raise
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise UserError(f"tokenizer {file}: cannot be read ({reason[0]}). {_WAYS_OUT}") from None
+    return replace(found, end=_text_of(said.get("eos_token")) or found.end, begin=_text_of(said.get("bos_token")) or found.begin,
+                   chat_template=_default_template(template))
+
+
+def _file_of(folder: Path) -> Path:
+    """Choose the file of a folder: tokenizer.json, else vocab.json (with merges.txt), else the only `.model` or `.tiktoken`."""
+    if (folder / "tokenizer.json").is_file():
+        return folder / "tokenizer.json"
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return folder / "vocab.json"
+    others = [folder / "tokenizer.model"] if (folder / "tokenizer.model").is_file() else sorted((*folder.glob("*.model"), *folder.glob("*.tiktoken")))
+    if len(others) == 1:
+        return others[0]
+    several = f" but several others ({', '.join(file.name for file in others[:4])}): name one of them" if others else ", no .model and no .tiktoken there"
+    raise UserError(f"tokenizer {folder}: no tokenizer.json, no vocab.json with merges.txt{several}. {_WAYS_OUT}")
+
+
+def _read_file(file: Path) -> _Found:
+    """Read a tokenizer from its file; raises what the libraries raise."""
+    import tokenizers
+    from tokenizers import ByteLevelBPETokenizer
+
+    if file.name == "vocab.json" and file.with_name("merges.txt").is_file():  # the older form of tokenizer.json
+        return _Found(tokenizers.Tokenizer.from_str(ByteLevelBPETokenizer(str(file), str(file.with_name("merges.txt"))).to_str()))
+    if file.suffix == ".json":
+        return _Found(tokenizers.Tokenizer.from_file(str(file)))
+    return _Found(read_tiktoken(file)) if is_tiktoken(file) else _Found(*read_sentencepiece(file))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -228,7 +250,7 @@ def _finish(found: _Found, name: str) -> Tokenizer:
     import tokenizers
 
     fast, candidates = found.fast, [found.end] if found.end else []
-    end_id = next((i for i in map(fast.token_to_id, (*candidates, *_END_NAMES)) if i is not None), None)
+    end_id = next((i for i in map(fast.token_to_id, (*candidates, *END_NAMES)) if i is not None), None)
     if end_id is None:
         fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
         end_id = fast.token_to_id(END_TOKEN)
