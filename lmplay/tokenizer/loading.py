@@ -89,23 +89,26 @@ def training_options(name: str) -> tuple[int, int | None] | None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A tokenizer as its files have it, and what stands beside it: the texts of its end and begin tokens, its chat template."""
+    """A tokenizer as its files have it, and what stands beside it: the texts of its end and begin tokens, its chat template; what a user should know of it."""
 
     fast: tokenizers.Tokenizer
     end: str | None = None
     begin: str | None = None
     chat_template: str | None = None
+    note: str | None = None
 
 
 def _from_files(path: Path) -> _Found:
-    """Read a folder or a tokenizer.json as the library `transformers` does, by itself where the files say all."""
-    kind = _read_json(path / "tokenizer_config.json").get("tokenizer_class") if path.is_dir() else None
-    if kind in (None, *_WHOLE_IN_FILE):
+    """Read a folder or a file as the library `transformers` does, by itself where the files say all."""
+    said = _read_json(path / "tokenizer_config.json") if path.is_dir() else {}
+    kind = said.get("tokenizer_class")
+    if kind in (None, *_WHOLE_IN_FILE) and not said.get("add_prefix_space") and "auto_map" not in said:
         return _as_written(path)
     try:
         return _with_transformers(str(path), local=True)
-    except Exception:  # a kind that transformers doesn't know, or a file that it wants and lmplay doesn't
-        return _as_written(path)
+    except Exception as error:  # it needs code of its own, or a file that lmplay doesn't
+        note = f"tokenizer {path}: transformers does not open it as {kind} ({_first_line(error)}); its ids are those that its file alone gives."
+        return replace(_as_written(path), note=note)
 
 
 def _as_written(path: Path) -> _Found:
@@ -121,8 +124,7 @@ def _as_written(path: Path) -> _Found:
     except BaseException as error:
         if not is_of_the_library(error):
             raise
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise UserError(f"tokenizer {file}: cannot be read ({reason[0]}). {_WAYS_OUT}") from None
+        raise UserError(f"tokenizer {file}: cannot be read ({_first_line(error)}). {_WAYS_OUT}") from None
     return replace(found, end=_text_of(said.get("eos_token")) or found.end, begin=_text_of(said.get("bos_token")) or found.begin,
                    chat_template=_default_template(template))
 
@@ -150,6 +152,11 @@ def _read_file(file: Path) -> _Found:
     if file.suffix == ".json":
         return _Found(tokenizers.Tokenizer.from_file(str(file)))
     return _Found(read_tiktoken(file)) if is_tiktoken(file) else _Found(*read_sentencepiece(file))
+
+
+def _first_line(error: BaseException) -> str:
+    """Give the first line of what a library says."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -228,7 +235,7 @@ def _from_hub(name: str) -> _Found:
         except UserError:
             raise
         except Exception as error:
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+            reason = _first_line(error)
     raise UserError(f"tokenizer '{name}': not in this machine's cache, and the hub did not give it ({reason}). {_WAYS_OUT}")
 
 
@@ -255,4 +262,5 @@ def _finish(found: _Found, name: str) -> Tokenizer:
         fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
         end_id = fast.token_to_id(END_TOKEN)
     beside = {"chat_template": found.chat_template, "begin_text": found.begin}
-    return Tokenizer({"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}})
+    spec = {"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}}
+    return Tokenizer(spec, found.note)

@@ -45,14 +45,16 @@ class Encoded:
 class Tokenizer:
     """Bytes, or any fast tokenizer of the `tokenizers` library."""
 
-    def __init__(self, spec: dict[str, Any]):
+    def __init__(self, spec: dict[str, Any], note: str | None = None):
         """Build from what :attr:`spec` said.
 
         :param spec: `kind` ("bytes" or "fast"), `name` (what the user asked for) and, for "fast", `json` (the tokenizer.json) and `end_id`; where there
             are any, `chat_template` (Jinja) and `begin_text` (the text of the token for the beginning of a text).
+        :param note: what a user should know of how it was loaded.
         :raises UserError: when its json cannot be read, or has ids that no model has.
         """
         self.spec = spec
+        self.note = note
         self.name: str = spec["name"]
         self.chat_template: str | None = spec.get("chat_template")
         self.begin_text: str = spec.get("begin_text", "")
