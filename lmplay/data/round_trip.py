@@ -14,13 +14,15 @@ _UNSAID, _REFUSED = 0.001, 0.5
 
 
 def check_round_trip(tokenizer: Tokenizer, stages: Iterable[tuple[str, StageData]], say: Callable[[str], None], refuse: bool) -> None:
-    """Warn of a tokenizer that loses part of the text; one that has all bytes is not tried.
+    """Warn of a tokenizer that loses part of the text (one that has all bytes is not tried), or of how it was loaded.
 
     :param stages: names and data.
     :param say: called with a line for each stage of which more than 0.1 % is lost.
     :param refuse: whether a tokenizer that loses more than half of a stage is refused.
     :raises UserError: when it is.
     """
+    if tokenizer.note:
+        say(f"warning: {tokenizer.note}")
     for name, data in () if tokenizer.writes_all else stages:
         share = _lost_share(tokenizer, data)
         line = (f"stage '{name}': the tokenizer {tokenizer.name} cannot write {share:.1%} of the characters of its first samples; they are lost, and bits per "

@@ -18,19 +18,24 @@ if TYPE_CHECKING:
     import tiktoken
     import tokenizers
 
-# How a text is split into words: by GPT-2 (built into `tokenizers`), by Llama 3 (and GPT-4) and by Qwen 2, as in their tokenizer.json.
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How a text is split into words: by GPT-2 (built into `tokenizers`), by Llama 3, by Qwen 2, by GPT-4 and by GPT-4o, as in their tokenizer.json or in
+# `tiktoken` (whose GPT-4 differs from Llama 3 in white space at the end of a text).
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CAPITALS, _SMALL, _SHORTENED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{_SHORTENED}|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{_SHORTENED}"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
 # By the most digits that stay together.
-SPLITS = {1: _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), 3: _LLAMA3}
+SPLITS = {1: LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), 3: LLAMA3}
 # The classes of characters these are made of. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
-_CLASSES = (r"\p{L}", r"\p{N}", r"\s", r"(?i:[sdmtlrve])")
+_CLASSES = (r"\p{L}", r"\p{N}", r"\s", r"(?i:[sdmtlrve])", _CAPITALS, _SMALL)
 _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x3000, 0x40000, 16)) if not 0xD800 <= code < 0xE000)))
 # A text with a run of white space twice this long goes to `tokenizers`: from some 100,000 on, tiktoken's regular expressions fail.
 _LONG_SPACE = 20_000
 _LONG_SPACE_RUN = re.compile(rf"\s{{{_LONG_SPACE}}}")
 # Both encode this once, when a tokenizer is loaded.
-_PROBE = """The cat's 3.14 and I'LL've don'T we're; 1234567890 ½ ² Ⅷ ٣٤  two   three\t\ttabs \n\n  lines\r\n\r\n end.  \n \u00a0\u2003x\u3000。
+PROBE = """The cat's 3.14 and I'LL've don'T we're; 1234567890 ½ ² Ⅷ ٣٤  two   three\t\ttabs \n\n  lines\r\n\r\n end.  \n \u00a0\u2003x\u3000。
 <|endoftext|><|im_start|>user <s></s>[INST] {"a": [1, 2.5e-10]} def f(x):\n        return x**2  # ok!?…
 Größe naïve Ἑλληνική Русский עברית العربية हिन्दी বাংলা தமிழ் ไทย ភាសា 한국어 日本語、中文。 ქართული አማርኛ e\u0301 a\u0308\u0323
 👨‍👩‍👧 🇫🇷🇩🇪 ❤️ 👍🏽 \u200b\u200d\ufeff\ufe0f \x00\x01\x1c\x7f\x85 ſ K \ud7ff\ue000\ufffd\U0001f600\U000e0020\U0010ffff
@@ -77,12 +82,12 @@ def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:
     ranked = None if pattern is None else _ranked(settings["model"])
     if pattern is None or ranked is None or not _same_characters():
         return None
-    letters = _bytes_of_letters()
+    letters = bytes_of_letters()
     ranks = {bytes(map(letters.__getitem__, token)): rank for rank, token in enumerate(ranked)}
     encoding = tiktoken.Encoding("lmplay", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     pairs = BytePairs(encoding, np.array([settings["model"]["vocab"][token] for token in ranked], dtype=np.int32))
-    found = pairs.encode(_PROBE)
-    expected = fast.encode(_PROBE, add_special_tokens=False).ids
+    found = pairs.encode(PROBE)
+    expected = fast.encode(PROBE, add_special_tokens=False).ids
     return pairs if found is not None and found.tolist() == expected else None
 
 
@@ -98,19 +103,19 @@ def _pattern(settings: dict[str, Any]) -> str | None:
     if steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
         return None
     if len(steps) == 1:
-        return _GPT2 if steps[0].get("use_regex", True) else None
+        return GPT2 if steps[0].get("use_regex", True) else None
     split = steps[0]
     if len(steps) > 2 or steps[1].get("use_regex", True) or split.get("type") != "Split" or split["behavior"] != "Isolated" or split["invert"]:
         return None
     pattern: str | None = split["pattern"].get("Regex")
-    return pattern if pattern in SPLITS.values() else None
+    return pattern if pattern in (*SPLITS.values(), CL100K, O200K) else None
 
 
 def _ranked(model: dict[str, Any]) -> list[str] | None:
     """Give the tokens a text can be made of, by rank: the bytes, then what is merged; None where `tiktoken` would not do the same with them."""
     from tokenizers import models
 
-    letters, vocab = _bytes_of_letters(), model["vocab"]
+    letters, vocab = bytes_of_letters(), model["vocab"]
     if not letters.keys() <= vocab.keys():
         return None
     merges: list[tuple[str, str]] = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
@@ -146,8 +151,13 @@ def _same_characters() -> bool:
     return True
 
 
+def letters_of_bytes() -> dict[int, str]:
+    """Give the printable character that stands for each byte."""
+    return {byte: letter for letter, byte in bytes_of_letters().items()}
+
+
 @lru_cache(maxsize=1)
-def _bytes_of_letters() -> dict[str, int]:
+def bytes_of_letters() -> dict[str, int]:
     """Give the byte that each printable character stands for in a byte-level vocabulary: itself in Latin-1 where that is printable, else from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in plain)

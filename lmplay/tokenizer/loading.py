@@ -9,33 +9,35 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..hub import hub_problem
 from .byte_pairs import SPLITS
-from .tokenizer import END_TOKEN, SMALLEST_VOCAB, Tokenizer
+from .sentencepiece_models import read_sentencepiece
+from .tiktoken_files import is_tiktoken, read_tiktoken
+from .tokenizer import END_NAMES, END_TOKEN, SMALLEST_VOCAB, Tokenizer, is_of_the_library
 
 if TYPE_CHECKING:
     import tokenizers
 
-# What a special token for the end of a text is called in the vocabularies people use, in order of preference.
-_END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 # Kinds of tokenizer, as tokenizer_config.json names them, which tokenizer.json describes completely.
 _WHOLE_IN_FILE = ("GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 # What tokenizer_config.json says of a token, and the keys of its special tokens, in the order of `transformers`.
 _TOKEN_KEYS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's text), "
-             "or --tokenizer bytes.")
+_WAYS_OUT = ("Ways out: --tokenizer FOLDER (with tokenizer.json, tokenizer.model, or vocab.json and merges.txt), --tokenizer train:8192 (trained on the plan's "
+             "text), or --tokenizer bytes.")
+# Files that are a tokenizer by themselves, by their suffix.
+_SUFFIXES = (".json", ".model", ".tiktoken")
 
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer by what the user said (not `train:N`, see :func:`train_tokenizer`).
 
-    :param name: `bytes`, a folder of tokenizer files, a tokenizer.json, or a name of the hub.
+    :param name: `bytes`, a folder of tokenizer files, a file (tokenizer.json, a SentencePiece `.model`, a `.tiktoken`), or a name of the hub.
     :return: the tokenizer.
     :raises UserError: when it cannot be had, with the ways out.
     """
     if name == "bytes":
         return Tokenizer({"kind": "bytes", "name": "bytes"})
     path = Path(name).expanduser()
-    if path.is_dir() or path.suffix == ".json":
+    if path.is_dir() or path.suffix in _SUFFIXES:
         return _finish(_from_files(path), name)
     return _finish(_from_hub(name), name)
 
@@ -87,47 +89,74 @@ def training_options(name: str) -> tuple[int, int | None] | None:
 
 @dataclass(frozen=True)
 class _Found:
-    """A tokenizer as its files have it, and what stands beside it: the texts of its end and begin tokens, its chat template."""
+    """A tokenizer as its files have it, and what stands beside it: the texts of its end and begin tokens, its chat template; what a user should know of it."""
 
     fast: tokenizers.Tokenizer
     end: str | None = None
     begin: str | None = None
     chat_template: str | None = None
+    note: str | None = None
 
 
 def _from_files(path: Path) -> _Found:
-    """Read a folder or a tokenizer.json as the library `transformers` does, by itself where the files say all."""
-    kind = _read_json(path / "tokenizer_config.json").get("tokenizer_class") if path.is_dir() else None
-    if kind in (None, *_WHOLE_IN_FILE):
+    """Read a folder or a file as the library `transformers` does, by itself where the files say all."""
+    said = _read_json(path / "tokenizer_config.json") if path.is_dir() else {}
+    kind = said.get("tokenizer_class")
+    if kind in (None, *_WHOLE_IN_FILE) and not said.get("add_prefix_space") and "auto_map" not in said:
         return _as_written(path)
     try:
         return _with_transformers(str(path), local=True)
-    except Exception:  # a kind that transformers doesn't know, or a file that it wants and lmplay doesn't
-        return _as_written(path)
+    except Exception as error:  # it needs code of its own, or a file that lmplay doesn't
+        note = f"tokenizer {path}: transformers does not open it as {kind} ({_first_line(error)}); its ids are those that its file alone gives."
+        return replace(_as_written(path), note=note)
 
 
 def _as_written(path: Path) -> _Found:
-    """Read tokenizer.json, or the older pair vocab.json and merges.txt, and what stands beside it."""
-    import tokenizers
-    from tokenizers import ByteLevelBPETokenizer
-
-    file = path if path.suffix == ".json" else path / "tokenizer.json"
+    """Read the file of a tokenizer, and what stands beside it."""
+    file = _file_of(path) if path.is_dir() else path
     try:
         jinja, said = file.parent / "chat_template.jinja", _read_json(file.parent / "tokenizer_config.json")
         template = jinja.read_text(encoding="utf-8") if jinja.is_file() else said.get("chat_template")
-        beside = _text_of(said.get("eos_token")), _text_of(said.get("bos_token")), _default_template(template)
-        if file.is_file():
-            fast = tokenizers.Tokenizer.from_file(str(file))
-            _add_special_tokens(fast, said)
-            return _Found(fast, *beside)
-        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-            pair = ByteLevelBPETokenizer(str(path / "vocab.json"), str(path / "merges.txt"))
-            fast = tokenizers.Tokenizer.from_str(pair.to_str())
-            _add_special_tokens(fast, said)
-            return _Found(fast, *beside)
-    except Exception as error:  # the library raises bare Exception for a broken file
-        raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
-    raise UserError(f"tokenizer {path}: no tokenizer.json and no vocab.json with merges.txt there. {_WAYS_OUT}")
+        found = _read_file(file)
+        _add_special_tokens(found.fast, said)
+    except UserError:
+        raise
+    except BaseException as error:
+        if not is_of_the_library(error):
+            raise
+        raise UserError(f"tokenizer {file}: cannot be read ({_first_line(error)}). {_WAYS_OUT}") from None
+    return replace(found, end=_text_of(said.get("eos_token")) or found.end, begin=_text_of(said.get("bos_token")) or found.begin,
+                   chat_template=_default_template(template))
+
+
+def _file_of(folder: Path) -> Path:
+    """Choose the file of a folder: tokenizer.json, else vocab.json (with merges.txt), else the only `.model` or `.tiktoken`."""
+    if (folder / "tokenizer.json").is_file():
+        return folder / "tokenizer.json"
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return folder / "vocab.json"
+    others = [folder / "tokenizer.model"] if (folder / "tokenizer.model").is_file() else sorted((*folder.glob("*.model"), *folder.glob("*.tiktoken")))
+    if len(others) == 1:
+        return others[0]
+    several = f" but several others ({', '.join(file.name for file in others[:4])}): name one of them" if others else ", no .model and no .tiktoken there"
+    raise UserError(f"tokenizer {folder}: no tokenizer.json, no vocab.json with merges.txt{several}. {_WAYS_OUT}")
+
+
+def _read_file(file: Path) -> _Found:
+    """Read a tokenizer from its file; raises what the libraries raise."""
+    import tokenizers
+    from tokenizers import ByteLevelBPETokenizer
+
+    if file.name == "vocab.json" and file.with_name("merges.txt").is_file():  # the older form of tokenizer.json
+        return _Found(tokenizers.Tokenizer.from_str(ByteLevelBPETokenizer(str(file), str(file.with_name("merges.txt"))).to_str()))
+    if file.suffix == ".json":
+        return _Found(tokenizers.Tokenizer.from_file(str(file)))
+    return _Found(read_tiktoken(file)) if is_tiktoken(file) else _Found(*read_sentencepiece(file))
+
+
+def _first_line(error: BaseException) -> str:
+    """Give the first line of what a library says."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -206,7 +235,7 @@ def _from_hub(name: str) -> _Found:
         except UserError:
             raise
         except Exception as error:
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
+            reason = _first_line(error)
     raise UserError(f"tokenizer '{name}': not in this machine's cache, and the hub did not give it ({reason}). {_WAYS_OUT}")
 
 
@@ -228,9 +257,10 @@ def _finish(found: _Found, name: str) -> Tokenizer:
     import tokenizers
 
     fast, candidates = found.fast, [found.end] if found.end else []
-    end_id = next((i for i in map(fast.token_to_id, (*candidates, *_END_NAMES)) if i is not None), None)
+    end_id = next((i for i in map(fast.token_to_id, (*candidates, *END_NAMES)) if i is not None), None)
     if end_id is None:
         fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
         end_id = fast.token_to_id(END_TOKEN)
     beside = {"chat_template": found.chat_template, "begin_text": found.begin}
-    return Tokenizer({"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}})
+    spec = {"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}}
+    return Tokenizer(spec, found.note)

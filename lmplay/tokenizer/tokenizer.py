@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 END_TOKEN = "<|endoftext|>"
+# What a special token for the end of a text is called in the vocabularies people use, in order of preference.
+END_NAMES = (END_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[SEP]")
 # The smallest byte-level vocabulary: 256 bytes and the end token.
 SMALLEST_VOCAB = 257
 # The largest vocabulary: far above any in use, and a table of it fits into memory.
@@ -43,14 +45,16 @@ class Encoded:
 class Tokenizer:
     """Bytes, or any fast tokenizer of the `tokenizers` library."""
 
-    def __init__(self, spec: dict[str, Any]):
+    def __init__(self, spec: dict[str, Any], note: str | None = None):
         """Build from what :attr:`spec` said.
 
         :param spec: `kind` ("bytes" or "fast"), `name` (what the user asked for) and, for "fast", `json` (the tokenizer.json) and `end_id`; where there
             are any, `chat_template` (Jinja) and `begin_text` (the text of the token for the beginning of a text).
+        :param note: what a user should know of how it was loaded.
         :raises UserError: when its json cannot be read, or has ids that no model has.
         """
         self.spec = spec
+        self.note = note
         self.name: str = spec["name"]
         self.chat_template: str | None = spec.get("chat_template")
         self.begin_text: str = spec.get("begin_text", "")
@@ -206,10 +210,15 @@ def _read_fast(spec: dict[str, Any]) -> tokenizers.Tokenizer:
 
     try:
         return tokenizers.Tokenizer.from_str(spec["json"])
-    except BaseException as error:  # the library raises bare Exception for a broken file, and where it panics what is no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit)) or not type(error).__module__.startswith(("builtins", "pyo3")):
+    except BaseException as error:
+        if not is_of_the_library(error):
             raise
         raise UserError(f"tokenizer {spec['name']}: cannot be read ({error}).") from None
+
+
+def is_of_the_library(error: BaseException) -> bool:
+    """Tell whether this is how `tokenizers` says that a file is broken: a bare exception, or where it panics what is no Exception."""
+    return not isinstance(error, (KeyboardInterrupt, SystemExit)) and (isinstance(error, Exception) or type(error).__module__.startswith("pyo3"))
 
 
 def _with_offsets(fast: tokenizers.Tokenizer, text: str) -> Encoded:

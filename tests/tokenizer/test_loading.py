@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ENVIRONMENT, sentences
+from helpers import ENVIRONMENT, sentences, train
 
-from lmplay.tokenizer import train_tokenizer
+from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.tokenizer.loading import _from_cache
 
 COMPARE = """
@@ -57,3 +57,35 @@ def test_a_tokenizer_whose_file_does_not_say_all_is_left_to_transformers(tmp_pat
     assert _from_cache("some/tokenizer") is None
     assert _from_cache("no/tokenizer") is None
     assert _from_cache("not a name") is None
+
+
+TEXTS = ["The cat number 12, 猫 <|endoftext|>  sat. </s>", " x", "  a\n"]
+
+
+def folder_with(folder, config):
+    (folder / "tokenizer.json").write_text(train_tokenizer(iter([sentences(9)]), 300).spec["json"])
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("config", [{"tokenizer_class": "UnheardOfTokenizer", "eos_token": "</s>"}, {"tokenizer_class": "UnheardOfTokenizerFast"}, {},
+                                    {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}, {"tokenizer_class": "Qwen2Tokenizer"},
+                                    {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}])
+def test_a_folder_of_any_class_has_the_ids_that_transformers_gives(tmp_path, config):
+    from transformers import AutoTokenizer
+
+    folder = folder_with(tmp_path, config)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    for text in TEXTS:
+        assert ours.encode(text).ids.tolist() == theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    assert ours.note is None
+
+
+@pytest.mark.parametrize("config", [{"tokenizer_class": "T5Tokenizer"}, {"auto_map": {"AutoTokenizer": ["its.Tokenizer", None]}}, {"tokenizer_class": 3}])
+def test_a_folder_that_transformers_does_not_open_is_read_with_a_warning(tmp_path, monkeypatch, capsys, config):
+    monkeypatch.chdir(tmp_path)
+    folder = folder_with(tmp_path, config)
+    assert load_tokenizer(folder).encode(TEXTS[0]).ids.tolist() == load_tokenizer(f"{folder}/tokenizer.json").encode(TEXTS[0]).ids.tolist()
+    said = train(capsys, "--tokenizer", folder, "--dataset", "builtin:tales", "--max-steps", 1, code=75)
+    assert f"warning: tokenizer {folder}: transformers does not open it as" in said
+    assert "warning: tokenizer" not in train(capsys, "--dataset", "builtin:tales", "--tokenizer", folder, "--max-steps", 1, code=75)
