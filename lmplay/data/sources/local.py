@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, count, groupby, islice
+from itertools import accumulate, compress, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -125,18 +125,19 @@ class _Part:
 def _open_parts(selection: Selection, spans: Spans, folder: Path, spec: SourceSpec) -> list[_Part]:
     """Open the files of a source: plain texts together, of which there may be a million, others one by one."""
     names = selection.names
-    texts = [*filter(_is_plain, names)]
+    plain = [format_of(name) == "text" and not is_packed(name) for name in names]
+    texts = [*compress(names, plain)]
     scan = TextScan(spec.path, selection.root, texts, spans, spec.row_bytes or BLOCK, spec.encoding_errors == "refuse") if texts else None
-    numbers, in_scan = [], count()
-    for name in names:
-        number = next(in_scan) if scan is not None and _is_plain(name) else -1
-        numbers.append(number if scan is not None and number >= 0 and scan.counts[number] >= 0 else -1)
+    counts = scan.counts.tolist() if scan is not None else []
+    in_scan = count()
+    numbers = [next(in_scan) if named else -1 for named in plain]
+    numbers = [number if number >= 0 and counts[number] >= 0 else -1 for number in numbers]  # by its contents a file may be no text
     parts = []
-    for plain, group in groupby(range(len(names)), lambda i: numbers[i] >= 0):
-        if plain and scan is not None:
+    for is_text, group in groupby(range(len(names)), lambda i: numbers[i] >= 0):
+        if is_text and scan is not None:
             files = [*group]
             begin, end = numbers[files[0]], numbers[files[-1]] + 1
-            digests, rows = scan.digests[begin:end].tobytes().hex(), scan.counts[begin:end].tolist()
+            digests, rows = scan.digests[begin:end].tobytes().hex(), counts[begin:end]
             parts.append(_Part(names[files[0]:files[-1] + 1], TextFiles(scan, begin, end, spans), digests, rows))
             continue
         for i in group:
@@ -144,11 +145,6 @@ def _open_parts(selection: Selection, spans: Spans, folder: Path, spec: SourceSp
             table = _open_table(file, spans, folder, spec)
             parts.append(_Part([names[i]], table, content_digest(file, spans.index), [len(table)]))
     return parts
-
-
-def _is_plain(name: str) -> bool:
-    """Tell whether a file's name says that it is plain text."""
-    return format_of(name) == "text" and not is_packed(name)
 
 
 def _open_table(file: Path, spans: Spans, folder: Path, spec: SourceSpec) -> Table:

@@ -53,11 +53,10 @@ def format_of(path: str | PurePath) -> str | None:
     :param path: its path.
     :return: a value of `FORMATS`, None where it isn't read.
     """
-    name = str(path).lower()
-    packed = name.endswith(PACKED_SUFFIXES)
+    stem, dot, ending = str(path).lower().rpartition(".")
+    packed = dot + ending in PACKED_SUFFIXES
     if packed:
-        name = name.rpartition(".")[0]
-    stem, dot, ending = name.rpartition(".")
+        stem, dot, ending = stem.rpartition(".")
     kind = FORMATS.get(dot + ending) if stem and stem[-1] not in "/\\" else None
     return kind if not packed or kind in _UNPACKABLE else None
 
