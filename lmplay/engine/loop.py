@@ -37,7 +37,7 @@ def train(run: Run) -> int:
             return _end(run)
         recorder = Recorder(run, stage)
         run.report.start_stage(stage_start(run, stage))
-        note_validations(run, stage)
+        note_validations(run, stage.name, stage.held_out, stage.validations)
         run.notifier.event("stage", run.record.progress, stage.name)
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:

@@ -6,19 +6,18 @@ import os
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..cadence import Cadence
 from ..checkpoints.format import versions
 from ..files import write_text
 from ..plan.curriculum import Curriculum
 from ..plan.settings import resolve_stage, settings_from_json
 from ..plan.used import VALIDATIONS, flags_as_given, run_settings, stage_settings
+from .held_out import HeldOut
 from .run import Run
-
-if TYPE_CHECKING:
-    from .stage import StageRunner
 
 # Besides those of lmplay, torch and Python: these can change what is read, and in which order sums are taken.
 _PACKAGES = ("numpy", "datasets", "tokenizers", "tiktoken")
@@ -53,12 +52,11 @@ def write_settings(run: Run) -> dict[str, Any]:
     return record
 
 
-def note_validations(run: Run, stage: StageRunner) -> None:
+def note_validations(run: Run, stage: str, held_out: HeldOut, validations: Cadence) -> None:
     """Write the record anew when a stage has begun, with the validations that it has."""
-    held_out = stage.held_out
     samples = held_out.n_samples if held_out.is_there else 0
-    known = "all" if samples is None else samples, None if samples is None else held_out.n_tokens, stage.validations.in_words()
-    run.runner.stages[stage.name] |= dict(zip(VALIDATIONS, known, strict=True))
+    known = "all" if samples is None else samples, None if samples is None else held_out.n_tokens, validations.in_words()
+    run.runner.stages[stage] |= dict(zip(VALIDATIONS, known, strict=True))
     write_settings(run)
 
 

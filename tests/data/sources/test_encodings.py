@@ -31,7 +31,7 @@ def test_any_bytes_are_a_text(tmp_path, parts):
         found, state = truths(open_data(path))
     except UserError as error:
         said = str(error)
-        assert "UTF-16" in said or "no rows" in said
+        assert "UTF-16" in said or "no rows" in said or path.read_bytes().startswith((b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))  # begins as another kind
         return
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     assert "".join(found) == (text if text.strip() else "")
@@ -63,14 +63,14 @@ def test_lines_of_any_bytes_lose_no_row_that_is_valid(tmp_path, parts):
 def test_any_bytes_are_records_as_the_csv_module_reads_them(tmp_path, parts):
     path = write(tmp_path / "a.csv", b"text\n" + b"".join(parts))
     records = [record for record in csv.reader(io.StringIO(path.read_bytes().decode("utf-8", "replace"), newline="")) if record]
-    expected = [record[0] for record in records[1:] if len(record) == 1 and record[0].strip()]
+    expected = [text for record in records[1:] if (text := ",".join(record)).strip()]  # the only column has the whole line
     try:
         found, state = truths(open_data(path))
     except UserError:
-        assert not expected or all(len(record) > 1 for record in records[1:21])
+        assert not expected
         return
     assert found == expected
-    assert state["skipped"].get("too many values", 0) == sum(len(record) > 1 for record in records[1:])
+    assert "too many values" not in state["skipped"]
 
 
 @pytest.mark.parametrize("text", ["a\r\nb\r\n", "nul\0 here", "\u200bzero\u200d width\u2060",
