@@ -87,7 +87,7 @@ def test_of_long_texts_the_first_pieces_are_judged_so_that_ten_validations_are_5
     assert found.n_samples == 12
     tokens = sum(piece.n_truth for row in map(Cutter(BYTES, 64).cut, iter(data.open_samples().next, None)) for piece in row)
     assert 0.03 * tokens < 10 * found.n_tokens / 3 <= 0.05 * tokens
-    assert texts(found.rest()) == [row["text"] for row in rows[:12]]  # the end of the stage judges whole texts
+    assert sorted(texts(found.rest())) == sorted(row["text"] for row in rows[:12])  # the end of the stage judges whole texts
     assert all(unit[-1].last for unit in found.rest())
     assert found.identity != whole.identity
 
