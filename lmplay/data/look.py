@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -93,3 +94,15 @@ def describe_reading(source: AnySource, reading: Reading, look: Look, named: Ite
         return reads, []
     reasons = "; ".join(f"{count:,} {reason} (such as {places[reason]})" for reason, count in skipped.most_common(_NAMED))
     return reads, [f"source {source.name}: {lost:,} of {seen} give no sample: {reasons}."]
+
+
+def unread_fields(reading: Reading, look: Look, columns: Iterable[str]) -> list[str]:
+    """List the fields that no row looked at is read from.
+
+    :param columns: those of all rows, for a source of which nothing has been looked at.
+    """
+    read: set[str] = set()
+    for row in look.rows.values() or [dict.fromkeys(columns)]:
+        with suppress(Skipped):
+            read.update(reading.form(row).roles.values())
+    return [name for name in (look.fields or columns) if name not in read]

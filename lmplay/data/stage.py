@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..plan.curriculum import DATA_RULES
 from ..plan.schema import SourceSpec, Stage
 from .fingerprints import same_data
-from .look import describe_reading, look_at
+from .look import describe_reading, look_at, unread_fields
 from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
@@ -21,6 +21,8 @@ from .sources.articles import join_articles
 from .sources.index import Index
 from .stream import Length, SampleStream
 
+# Fields that are named where they are not read; the others are counted.
+_NAMED = 6
 # How pieces are divided among batches, by the rules of the stage.
 _PIECES = {1: "together", 2: "spread", 3: "spread"}
 # By default this share of a source's rows is held out, but no more than so many rows.
@@ -236,6 +238,10 @@ class StageData:
         reading = choose_reading(source.name, columns, roles, spec.chat, source.has_nats, list(look.rows.values()), certain)
         reads, warnings = describe_reading(source, reading, look, (roles or {}).values())
         self.reads.append(f"{source.name}{whose}: {reads}")
+        unread = [name for name in unread_fields(reading, look, columns) if not (source.has_nats and name == "nats")]
+        if unread:
+            more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
+            self.reads.append(f"{source.name}{whose}: not read: {', '.join(unread[:_NAMED])}{more}")
         self.reads += [f"{source.name}{whose}: {note}" for note in source.notes]
         self.warnings += warnings
         reading.summary = reads

@@ -9,7 +9,7 @@ from files import few, write
 from helpers import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from stages import open_data, refused_data, truths
+from stages import open_data, open_stage, refused_data, truths
 
 from lmplay.data.samples import BREAK
 from lmplay.data.stream import describe_losses
@@ -113,3 +113,12 @@ def test_a_warning_comes_where_many_rows_are_skipped(tmp_path, share):
     rows = [{"text": "good"} if i >= share * 400 else {"txt": "?"} for i in range(400)]
     data = open_data(write_rows(tmp_path / "a.jsonl", rows))
     assert bool(data.warnings) == (share > 0.1)
+
+
+def test_the_start_names_the_fields_that_are_not_read(tmp_path):
+    rows = [{"id": i, "question": f"Why {i}?", "context": "a long story", "answer": "Because."} for i in range(30)]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    assert open_stage(tmp_path, {"dataset": str(path)}).reads[1:] == ["a.jsonl: not read: id, context"]
+    many = write_rows(tmp_path / "b.jsonl", [{"text": "a text", **{f"field{i}": i for i in range(9)}}])
+    assert open_stage(tmp_path, {"dataset": str(many)}).reads[1:] == ["b.jsonl: not read: field0, field1, field2, field3, field4, field5 and 3 more"]
+    assert open_stage(tmp_path, {"dataset": "builtin:tales", "samples": 5}).reads[1:] == []
