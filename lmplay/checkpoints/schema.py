@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, TypeAdapter,
 from typing_extensions import NotRequired, TypedDict
 
 from ..errors import printable
-from ..plan.curriculum import StageState
+from ..plan.curriculum import DATA_RULES, StageState
 from ..plan.options import FLAGS, Change
 from ..plan.settings import MODEL_KEYS
 from ..stats.figures import NEWEST, SUMS, Figure
@@ -23,6 +23,7 @@ _PLAIN = (int, float, str, bool, bytes, type(None))
 _LARGEST = 2**64  # of whole numbers; random states have numbers of 32 bits
 _Number = int | float
 _Count = Annotated[int, Field(ge=0)]
+_MOST_READ_AGAIN = 1_000_000  # samples between the oldest that waits for a batch and the newest that has been read: a few batches
 
 
 def check_archive(path: Path) -> None:
@@ -155,7 +156,25 @@ def _stages(part: dict[str, Any]) -> dict[str, Any]:
     names = [stage["name"] for stage in part["state_args"]["plan"]["stages"]]
     if names != [state["name"] for state in part["state"]["stages"]]:
         raise ValueError("the states are not those of the plan's stages")
+    if any(not 1 <= state.get("rules", 1) <= DATA_RULES for state in part["state"]["stages"]):
+        raise ValueError("a stage has rules that this version does not know")
     return part
+
+
+def _no_tensors(value: Any) -> Any:
+    """Check that there is no tensor in a plain value."""
+    if isinstance(value, torch.Tensor):
+        raise ValueError("a tensor where none belongs")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _no_tensors(inner)
+    return value
+
+
+def _position(position: dict[str, Any]) -> dict[str, Any]:
+    """Check that going on from a position does not read much again."""
+    if not 0 <= position["until"] - position["read"] <= _MOST_READ_AGAIN:
+        raise ValueError("until is not near to read")
+    return position
 
 
 _STRICT = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
@@ -167,9 +186,12 @@ class _Base(TypedDict):
     __pydantic_config__ = _STRICT  # type: ignore[misc]
 
 
-def _exactly(kind: type, needed: tuple[str, ...], extra: Literal["allow", "forbid"] = "forbid") -> Any:
-    """Make the schema of a dataclass that was written as a dict: those keys that are needed, and other ones only where they are allowed."""
-    hints = get_type_hints(kind)
+def _exactly(kind: type, needed: tuple[str, ...], extra: Literal["allow", "forbid"] = "forbid", **known: Any) -> Any:
+    """Make the schema of a dataclass that was written as a dict: those keys that are needed, and other ones only where they are allowed.
+
+    :param known: schemas of fields of which the type says too little.
+    """
+    hints = get_type_hints(kind) | known
     make: Any = TypedDict
     made = make(kind.__name__, {field.name: hints[field.name] if field.name in needed else NotRequired[hints[field.name]] for field in fields(kind)})
     made.__pydantic_config__ = ConfigDict(strict=True, extra=extra)
@@ -188,8 +210,46 @@ class _CurriculumArgs(_Base):
     plan: _PlanArgs
 
 
+class _Reader(_Base):
+    epoch: _Count
+    offset: _Count
+    ordinal: NotRequired[_Count]
+    block: NotRequired[dict[str, Any] | None]
+
+
+class _Mix(_Base):
+    epoch: _Count
+    rows_in_epoch: _Count
+    counts: list[_Count]
+    ended: list[bool]
+    rows: list[_Count]
+    readers: list[_Reader]
+
+
+class _Samples(_Base):
+    mix: _Mix
+    samples: _Count
+    skipped: dict[str, _Count]
+    replaced: dict[str, _Count]
+    places: dict[str, list[str]]
+
+
+class _Position(_Base):
+    samples: _Samples
+    read: _Count
+    tokens: _Count
+    until: _Count
+    ended: bool
+    waiting: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
+    given: NotRequired[_Count]
+
+
+_StageState = _exactly(StageState, ("name", "done", "fingerprints"), extra="allow", position=Annotated[_Position, AfterValidator(_position)] | None,
+                       fingerprints=Annotated[list[dict[str, Any]], AfterValidator(_no_tensors)] | None)
+
+
 class _CurriculumState(_Base):
-    stages: list[_exactly(StageState, ("name", "done", "fingerprints"), extra="allow")]  # type: ignore[valid-type]
+    stages: list[_StageState]  # type: ignore[valid-type]
 
 
 class _Curriculum(_Base):
@@ -319,13 +379,21 @@ class _Runner(_Base):
     state: _RunnerState
 
 
+class _Group(_Base):
+    params: list[_Count]
+
+
 class _Optimizer(_Base):
     state: dict[int, dict[str, Any]]
-    param_groups: list[dict[str, Any]]
+    param_groups: list[_Group]
+
+
+class _Kind(_Base):
+    optimizer: str
 
 
 class _Optimizers(_Base):
-    state_args: dict[str, Any]
+    state_args: dict[str, _Kind]
     state: dict[str, _Optimizer]
 
 

@@ -274,6 +274,8 @@ class ShuffledBatcher(Batcher):
         super().restore(state)
         if state.get("given"):
             self._read_window()
+            if state["given"] > self._n_batches:
+                raise ValueError("beyond the end of a window")
             self._given, self.empty = state["given"], 0
 
     def _start(self) -> None:

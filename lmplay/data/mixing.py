@@ -91,7 +91,9 @@ class Mix:
                 "readers": [reader.state() for reader in self._readers]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to a position."""
+        """Go to a position; raises ValueError when it is of another number of sources."""
+        if {len(state[name]) for name in ("counts", "ended", "rows")} != {len(self._readers)}:
+            raise ValueError("of another number of sources")
         self.epoch, self.rows_in_epoch = state["epoch"], state["rows_in_epoch"]
         self._counts, self._ended, self._rows = list(state["counts"]), list(state["ended"]), list(state["rows"])
         for reader, reader_state in zip(self._readers, state["readers"], strict=True):

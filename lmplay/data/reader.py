@@ -160,6 +160,8 @@ class StreamedReader:
         self._offset = 0
         if state["offset"]:
             self._read_block()
+            if state["offset"] > len(self._rows):
+                raise ValueError("beyond the end of a block")
             self._offset = state["offset"]
 
     def _begin(self, epoch: int) -> None:

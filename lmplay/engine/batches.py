@@ -14,6 +14,7 @@ from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.stream import SampleStream
 from ..data.workers import Workers
+from ..errors import UserError
 from .run import OpenStage
 
 # Batches made ahead of the step: enough to even out short and long ones.
@@ -127,7 +128,11 @@ class Batches:
         with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
             batcher = open_batcher(self._stage, self.stream, self._prepare, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
-                batcher.restore(self._position)
+                try:
+                    batcher.restore(self._position)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise UserError(f"stage '{self._stage.stage.name}': the checkpoint's position in its data means nothing ({type(error).__name__}: {error}); "
+                                    "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
             for number in count(self._steps_done + 1):
                 batch = batcher.next() if self._steps is None or number <= self._steps else None
                 if batch is None:

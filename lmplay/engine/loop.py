@@ -88,7 +88,8 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
         return None  # the position is that after the last step, however far the reading has gone
     except Exception:
         recorder.flush()
-        _insist(save(run, stage.name, wait=True))
+        if run.done_here("total_train_steps"):
+            _insist(save(run, stage.name, wait=True))
         raise
 
 

@@ -1,6 +1,8 @@
 """One or several optimizers as one.  Math floor."""
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -133,8 +135,52 @@ class OptimizerSet:
 
 
 def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state; it keeps its own kernel (fused or not), where torch would take over that of the device on which the state was saved."""
-    own = [{key: group[key] for key in ("fused", "foreach") if key in group} for group in optimizer.param_groups]
-    saved = state["param_groups"]
-    groups = [{**group, **kernel} for group, kernel in zip(saved, own, strict=True)] if len(saved) == len(own) else saved
+    """Load an optimizer's state; it keeps its own kernel (fused or not), where torch would take over that of the device on which the state was saved.
+
+    :raises ValueError: when the state is not one of this optimizer: fused kernels would write beyond the end of a tensor that is too small.
+    """
+    own, saved = optimizer.state_dict()["param_groups"], state["param_groups"]
+    if [group["params"] for group in own] != [group["params"] for group in saved]:
+        raise ValueError("its parameters are not those of the model")
+    for before, now in zip(saved, own, strict=True):
+        for name in before.keys() & now.keys() - _KERNELS - {"params"}:
+            if not _is_like(before[name], now[name]):
+                raise ValueError(f"{name} is {str(before[name])[:40]}")
+    parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    _check_tensors(optimizer, {**optimizer.defaults, **saved[0]}, parameters, state["state"])
+    groups = [{**now, **before, **{name: now[name] for name in _KERNELS & now.keys()}} for before, now in zip(saved, own, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+_KERNELS = {"fused", "foreach"}
+
+
+def _is_like(before: Any, now: Any) -> bool:
+    """Tell whether a setting in a file may be in place of another: a number of another, a switch only of itself."""
+    if isinstance(now, (list, tuple)):
+        return isinstance(before, (list, tuple)) and len(before) == len(now) and all(map(_is_like, before, now))
+    if type(now) in (int, float):
+        return type(before) in (int, float) and math.isfinite(before)
+    return type(before) is type(now) and bool(before == now)
+
+
+def _check_tensors(optimizer: torch.optim.Optimizer, settings: dict[str, Any], parameters: list[torch.nn.Parameter], state: dict[int, dict[str, Any]]) -> None:
+    """Check the tensors that belong to the parameters against those of a small optimizer of the same kind after one step; raises ValueError."""
+    small = torch.nn.Parameter(torch.zeros(2, 3))
+    small.grad = torch.zeros_like(small)
+    wanted = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
+    model = type(optimizer)([small], **{name: value for name, value in settings.items() if name in wanted - _KERNELS})
+    model.step()
+    expected = model.state[small]
+    for number, values in state.items():
+        if not 0 <= number < len(parameters) or values.keys() != expected.keys():
+            raise ValueError(f"the state of parameter {number} is not one of this optimizer")
+        for name, value in values.items():
+            if not isinstance(expected[name], torch.Tensor):
+                alike = _is_like(value, expected[name])
+            else:
+                shape = parameters[number].shape if expected[name].shape == small.shape else expected[name].shape
+                alike = isinstance(value, torch.Tensor) and value.is_floating_point() == expected[name].is_floating_point() and not value.is_complex() \
+                    and value.shape == shape
+            if not alike:
+                raise ValueError(f"{name} of parameter {number} has another form")

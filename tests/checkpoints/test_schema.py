@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 import torch
+from helpers import TINY
 
 from lmplay.checkpoints.format import Damaged, load, read, write
 from lmplay.errors import UserError
@@ -63,6 +64,11 @@ CRAFTED = {
     "steps": (("lr_schedulers", "state", "main", "steps"), None),
     "optimizer": (("optimizers", "state"), []),
     "format": (("format",), "1"),
+    "rules to come": (("curriculum", "state", "stages", 0, "rules"), 99),
+    "tensor as fingerprint": (("curriculum", "state", "stages", 0, "fingerprints", 0, "rows"), torch.zeros(2)),
+    "kind of the optimizer": (("optimizers", "state_args", "main"), {}),
+    "parameters of a group": (("optimizers", "state", "main", "param_groups", 0, "params"), 5),
+    "position is a text": (("curriculum", "state", "stages", 0, "position"), {"samples": "x"}),
 }
 
 
@@ -141,3 +147,51 @@ def test_what_cannot_be_restored_is_refused_and_left_as_it_is(whole, arguments, 
     assert "its runner cannot be restored" in capsys.readouterr().err
     assert path.read_bytes() == before
     shutil.rmtree(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory):
+    """A run that stopped inside a stage: its arguments, and what its checkpoint holds."""
+    folder = tmp_path_factory.mktemp("inside")
+    (folder / "a.txt").write_text("\n\n".join(f"Paragraph {i}. " + "The cat sat down on the mat. " * 4 for i in range(60)))
+    arguments = [*TINY, "--dataset", str(folder / "a.txt"), "--batch-size", "4", "--model", "m.lmp"]
+    assert main([*arguments, "--out-dir", str(folder), "--max-steps", "2"]) == 75
+    return arguments, load(folder / "m.lmp")
+
+
+PLACE = ("curriculum", "state", "stages", 0, "position")
+READER = (*PLACE, "samples", "mix", "readers", 0)
+FIRST = ("optimizers", "state", "main", "state", 0)
+POSITIONS = {
+    "negative": ((*PLACE, "read"), -1), "a text": ((*PLACE, "until"), "x"), "endless": ((*PLACE, "until"), 2**62), "a number": ((*PLACE, "samples", "mix"), 3),
+    "no readers": ((*PLACE, "samples", "mix", "readers"), []), "other sources": ((*PLACE, "samples", "mix", "counts"), [1, 2]),
+    "half a row": ((*READER, "offset"), 0.5), "no epoch": ((*READER, "epoch"), ...), "tensor": ((*PLACE, "ended"), torch.zeros(2)),
+    "waiting": ((*PLACE, "waiting"), [[1]]), "short": ((*FIRST, "exp_avg"), torch.zeros(1)), "empty": ((*FIRST, "exp_avg_sq"), torch.zeros(0)),
+    "complex": ((*FIRST, "exp_avg"), torch.zeros(1, dtype=torch.complex64)), "no tensor": ((*FIRST, "exp_avg"), 5), "missing": ((*FIRST, "exp_avg_sq"), ...),
+    "steps": ((*FIRST, "step"), torch.zeros(2)), "same parameter": (("optimizers", "state", "main", "param_groups", 0, "params", 1), 0),
+    "switch": (("optimizers", "state", "main", "param_groups", 0, "amsgrad"), True),
+    "no such parameter": (("optimizers", "state", "main", "state", 1000), {"step": torch.zeros(())}),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_a_crafted_position_or_state_of_the_optimizer_is_refused_before_anything_is_written(inside, tmp_path, capsys, name):
+    arguments, content = inside[0], copy.deepcopy(inside[1])
+    put(content, *POSITIONS[name])
+    write(tmp_path / "m.lmp", content)
+    before = (tmp_path / "m.lmp").read_bytes()
+    capsys.readouterr()
+    assert main([*arguments, "--out-dir", str(tmp_path), "--max-steps", "1"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if line.startswith("lmp_trainer:")]) == 1, said
+    assert not any("Traceback" in line for line in said)
+    assert (tmp_path / "m.lmp").read_bytes() == before
+
+
+@pytest.mark.parametrize("place", [(*READER, "offset"), (*READER, "epoch"), (*PLACE, "read"), (*PLACE, "tokens"), (*PLACE, "samples", "samples")])
+def test_a_position_beyond_the_data_is_no_traceback(inside, tmp_path, capsys, place):
+    content = copy.deepcopy(inside[1])
+    put(content, place, 2**40)
+    write(tmp_path / "m.lmp", content)
+    assert main([*inside[0], "--out-dir", str(tmp_path), "--max-steps", "1"]) in (0, 2, 75)
+    assert "Traceback" not in capsys.readouterr().err
