@@ -1,12 +1,18 @@
 """Mixing sources: which source the next row comes from, and when an epoch over the mix ends.  Data floor, no torch."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from ..errors import UserError
 from .reader import Reader
 from .sources import BadRow
+
+# The longest period of weights, in rows, for which the rows of an epoch are counted exactly.
+_MOST_PERIOD = 10_000
 
 
 class Mix:
@@ -49,9 +55,9 @@ class Mix:
         """Whether an epoch over the mix never ends."""
         return (any if self._all else all)(reader.endless for reader in self._readers)
 
-    @property
+    @cached_property
     def rows_per_epoch(self) -> int | None:
-        """How many rows an epoch over the mix has (with weights: to within a row of the source that ends it); None where a source doesn't know."""
+        """How many rows an epoch over the mix has (with weights that have no small common unit: to within some rows); None where a source doesn't know."""
         sizes = [reader.rows_per_epoch for reader in self._readers]
         if any(reader.rows_per_epoch is None and (self._all or not reader.endless) for reader in self._readers):
             return None
@@ -60,7 +66,28 @@ class Mix:
         lengths = [size / share for size, share in zip(sizes, self._shares, strict=True) if size is not None]
         if not lengths:
             return None
-        return int(max(lengths) if self._all else min(lengths))
+        return self._count_to_end(int(max(lengths) if self._all else min(lengths)), sizes)
+
+    def _count_to_end(self, about: int, sizes: Sequence[int | None]) -> int:
+        """Count the rows of an epoch that ends about here: by the order of the sources from where each has last had exactly its share.
+
+        That is so after each period of the shares, as no source is ever a whole row off its own.
+        """
+        shares = [Fraction(share).limit_denominator(_MOST_PERIOD) for share in self._shares]
+        period = math.lcm(*(share.denominator for share in shares))
+        if sum(shares) != 1 or period > _MOST_PERIOD:
+            return about
+        rows = max(0, about // period - 1) * period
+        counts = [int(share * rows) for share in shares]
+        ended = [size is not None and count > size for count, size in zip(counts, sizes, strict=True)]
+        while (source := self._due(counts, [i for i, over in enumerate(ended) if not over or self._restarts()])) is not None:
+            if counts[source] == sizes[source]:
+                ended[source] = True
+                if not self._all or all(ended):
+                    break
+            counts[source] += 1
+            rows += 1
+        return rows
 
     def next(self) -> tuple[int, int, dict[str, Any]] | None:
         """Give the next row.
@@ -120,12 +147,15 @@ class Mix:
 
     def _next_source(self) -> int | None:
         """Choose the next source: the one with the fewest rows so far, or, with weights, the one that would be a whole row behind first."""
-        candidates = [i for i, ended in enumerate(self._ended) if not ended or self._restarts()]
-        if not self._weighted or len(self._counts) == 1:
-            return min(candidates, key=lambda i: (self._counts[i], i), default=None)
-        n = sum(self._counts) + 1
-        slack = 1 / (2 * len(self._counts) - 2)
-        behind = {i: self._shares[i] * n - self._counts[i] for i in candidates}
+        return self._due(self._counts, [i for i, ended in enumerate(self._ended) if not ended or self._restarts()])
+
+    def _due(self, counts: Sequence[int], candidates: Sequence[int]) -> int | None:
+        """Choose the next source by the rows that each has given; None without candidates."""
+        if not self._weighted or len(counts) == 1:
+            return min(candidates, key=lambda i: (counts[i], i), default=None)
+        n = sum(counts) + 1
+        slack = 1 / (2 * len(counts) - 2)
+        behind = {i: self._shares[i] * n - counts[i] for i in candidates}
         due = [i for i in candidates if behind[i] >= slack - 1e-9] or candidates
         return min(due, key=lambda i: ((1 - slack - behind[i]) / self._shares[i], i), default=None)
 

@@ -46,7 +46,15 @@ def test_stopping():
     oversampled, expected = count("all_exhausted", [1, 1])  # the short source starts again, because half of the rows are owed to it
     assert abs(oversampled[0] - 30) <= 1
     assert oversampled[1] == 30
-    assert abs(expected - 60) <= 1
+    assert expected == sum(oversampled.values())
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.sampled_from([1, 2, 3, 5, 0.5, 0.25, 0.7])), min_size=1, max_size=4),
+       st.sampled_from(["first_exhausted", "all_exhausted"]))
+def test_the_rows_of_an_epoch_are_known_exactly(sources, stopping):
+    readers = [open_reader(Rows(rows(size)), Order(number, held_out=0)) for number, (size, _) in enumerate(sources)]
+    mix = Mix(readers, [weight for _, weight in sources], stopping)
+    assert mix.rows_per_epoch == sum(1 for _ in iter(mix.next, None))
 
 
 @given(st.integers(0, 200), st.sampled_from([None, [1.0, 2.5, 0.3]]), st.sampled_from(["first_exhausted", "all_exhausted"]))
@@ -137,8 +145,8 @@ def test_weighted_epochs_end_when_they_should_and_no_row_comes_twice_too_early(s
 
 def test_an_endless_source_beside_one_that_ends():
     mix = mix_of([Endless(), Rows(rows(10))], [3.0, 1.0], "first_exhausted")
-    assert mix.rows_per_epoch == 40
     counts = Counter(source for source, _, _ in iter(mix.next, None))
+    assert mix.rows_per_epoch == sum(counts.values())
     assert counts[1] == 10
     assert abs(counts[0] - 30) <= 3
     assert [source for source, _, _ in iter(mix.next, None)].count(1) == 10
