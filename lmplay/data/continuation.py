@@ -36,8 +36,8 @@ class Piece:
 
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
-    sample's pieces from 0, `last` marks the final one. `starts` and `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end
-    token after the last part.
+    sample's pieces from 0, `last` marks the final one. `bytes_lost` are those of its truth that the tokenizer cannot write. `starts` and
+    `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
     """
 
     sample: Sample
@@ -48,6 +48,7 @@ class Piece:
     number: int
     last: bool
     learned: np.ndarray | None = None
+    bytes_lost: int = 0
     starts: np.ndarray = field(kw_only=True)
     cuttable: np.ndarray = field(kw_only=True)
 
@@ -150,7 +151,14 @@ class Cutter:
             begin = to
         if pieces and not pieces[-1].last:  # nothing is learned in what follows
             pieces[-1] = replace(pieces[-1], last=True)
-        return pieces
+        return pieces if self._tokenizer.writes_all else [self._count_lost(piece) for piece in pieces]
+
+    def _count_lost(self, piece: Piece) -> Piece:
+        """Count the bytes of a piece that its tokens do not hold."""
+        truth = piece.tokens[piece.n_prompt:][:len(piece.starts) - 1]
+        truth = truth if piece.learned is None else truth[piece.learned[:len(truth)]]
+        return replace(piece, bytes_lost=sum(len(character.encode("utf-8", "surrogatepass")) * count
+                                             for character, count in self._tokenizer.lost(piece.truth, truth).items()))
 
     def _encode(self, part: Part) -> Encoded:
         """Encode one part; encodings of given parts are cached: titles and a template's words often repeat."""

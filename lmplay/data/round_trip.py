@@ -26,7 +26,7 @@ def check_round_trip(tokenizer: Tokenizer, stages: Iterable[tuple[str, StageData
     for name, data in () if tokenizer.writes_all else stages:
         share = _lost_share(tokenizer, data)
         line = (f"stage '{name}': the tokenizer {tokenizer.name} cannot write {share:.1%} of the characters of its first samples; they are lost, and bits per "
-                "byte seem better than they are.")
+                "byte count only the others.")
         if share > _REFUSED and refuse:
             raise UserError(f"{line} Choose one that has all bytes, such as --tokenizer train:8192 or --tokenizer bytes.")
         if share > _UNSAID:
@@ -42,5 +42,5 @@ def _lost_share(tokenizer: Tokenizer, data: StageData) -> float:
             break
         text = (sample.prompt + sample.truth)[:_CHARACTERS]
         seen += len("".join(text.split()))
-        lost += tokenizer.lost(text)
+        lost += tokenizer.lost(text).total()
     return lost / seen if seen else 0.0

@@ -89,8 +89,8 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
     pieces = [piece for unit in units for piece in unit]
     sample_of = [number for number, unit in enumerate(units) for _ in unit]
     nats = [unit[0].sample.nats for unit in units]
-    sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "words_right": 0.0, "words": 0.0, "edits_right": 0.0, "edit_words": 0.0,
-            "nats_sum": sum(one or 0.0 for one in nats),
+    sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "bytes_lost": 0.0, "words_right": 0.0, "words": 0.0,
+            "edits_right": 0.0, "edit_words": 0.0, "nats_sum": sum(one or 0.0 for one in nats),
             "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if None not in nats else 0.0}
     by_source: dict[str, SourceLoss] = {}
     of_sample = np.zeros((3, len(units)))  # loss sum, tokens, bytes
@@ -113,9 +113,10 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
             add_words(sums, piece, predictions[where])
             for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
                 sums[name] += words
-            said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass"))
+            said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost
             of_sample[:, sample_of[number]] += said
             sums["n_bytes"] += said[2]
+            sums["bytes_lost"] += piece.bytes_lost
             if names:
                 name = names[piece.sample.source]
                 by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))

@@ -65,7 +65,7 @@ class Recorder:
         stage.by_source.count(batch.batch)
         record.reach()
         known = {"step_seconds": step_seconds, "data_seconds": stage.data_seconds, "padding": float(batch.n_padding), "places": float(batch.n_slots),
-                 "forced_cuts": float(counts["forced_cuts"]), "lr": stage.lr, "steps": 1.0}
+                 "forced_cuts": float(counts["forced_cuts"]), "bytes_lost": float(counts["bytes_lost"]), "lr": stage.lr, "steps": 1.0}
         before, self._pending = self._pending, self._send(batch.batch, sums, known)
         if before is not None:
             self._add(before)

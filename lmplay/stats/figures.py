@@ -175,6 +175,7 @@ FIGURES = (
     _Chart("data_wait_share", "share of time waiting for data", "mean", "data_seconds", "step_seconds", "share", validate=False, clock=True),
     _Column("skipped_batches", "skipped batches", "sum", validate=False),
     _Chart("forced_cuts", "pieces cut inside a sentence", "sum", validate=False),
+    _Column("bytes_lost", "bytes that the tokenizer cannot write", "sum"),
 )
 BY_NAME = {figure.name: figure for figure in FIGURES}
 NEWEST = tuple(figure.of for figure in FIGURES if figure.kind == "newest")

@@ -130,14 +130,17 @@ class Tokenizer:
         """Whether any text comes back as it was: there is a token for each byte, and nothing is normalized."""
         return self._fast is None or self._pairs is not None
 
-    def lost(self, text: str) -> int:
+    def lost(self, text: str, ids: np.ndarray | None = None) -> Counter[str]:
         """Count the visible characters that do not come back from the tokens of a text: unknown ones, and those that a normalizer writes another way.
 
         :param text: any text.
+        :param ids: its tokens, where they are known.
         """
+        if self._fast is None:
+            return Counter()
         unknown = self._unknown_id
-        written = self.decode(i for i in self.encode(text).ids.tolist() if i != unknown)
-        return (Counter("".join(text.split())) - Counter(written)).total()
+        written = self._fast.decode([i for i in (self.encode(text).ids if ids is None else ids).tolist() if i != unknown], skip_special_tokens=False)
+        return Counter("".join(text.split())) - Counter(written)
 
     @cached_property
     def _unknown_id(self) -> int | None:
