@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import TextIO
 
 # Faults that are told at once, and characters of each: a file of a stranger may have millions. Who collects faults may stop when there are more.
 MOST_FAULTS, _LONGEST_FAULT = 50, 2000
+_LONGEST_NAME = 100
 
 
 class LmplayError(Exception):
@@ -62,6 +64,19 @@ class Unavailable(LmplayError):
     """Something outside (such as the hub) has gone away and may come back; the state is saved.  Exit code 75: run the same command again."""
 
     exit_code = 75
+
+
+@contextmanager
+def long_names_refused() -> Iterator[None]:
+    """Turn the system's complaint of a name that is too long for a file, wherever it was given, into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = str(error.filename)
+        raise UserError(f"{name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + '...'}: is too long for the name of a file, of which each part has "
+                        "at most 255 bytes on most disks; choose a shorter one.") from None
 
 
 def printable(text: str) -> str:

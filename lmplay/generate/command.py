@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, nearest
+from ..errors import LmplayError, UserError, long_names_refused, nearest
 from ..paths import in_folder
 from ..plan.settings import Settings
 
@@ -76,8 +76,9 @@ def run(argv: list[str] | None) -> int:
     try:
         options = _parser().read(argv)
         _check(options)
-        prompts = _prompts(options)
-        writer = _open(options)
+        with long_names_refused():
+            prompts = _prompts(options)
+            writer = _open(options)
         if argv is None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # until now Ctrl+C has ended the process at once
         if prompts is None:

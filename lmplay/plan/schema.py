@@ -35,6 +35,8 @@ STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 KEPT_SETS = ("validation", "held_out")
 LENGTHS = ("epochs", "samples", "tokens", "steps")
 _SHORT_NUMBER = r"[0-9][0-9_]*(\.[0-9]+)?[kMB]"
+# A source with less than this part of a mix would have hardly a row, and the others come many times before it has been read once.
+_MOST_UNEQUAL = 10_000
 ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
 COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"})
 _COLUMN_SETS_IN_WORDS = "text, text and title, prompt and truth, instruction (and input) and output, or messages"
@@ -334,6 +336,9 @@ class StageBody(Overrides):
             weights = sum(_get(source, "weight") is not None for source in sources)
             if 0 < weights < len(sources):
                 yield "dataset", f"found a weight on {weights} of {len(sources)} sources, allowed: on all of them or on none"
+            known = [weight for source in sources if isinstance(weight := _get(source, "weight"), (int, float)) and weight > 0]
+            if known and not max(known) / min(known) <= _MOST_UNEQUAL:
+                yield "dataset", f"found weights from {min(known):g} to {max(known):g}, allowed: the largest at most {_MOST_UNEQUAL:,} times the smallest"
 
 
 class Stage(StageBody):

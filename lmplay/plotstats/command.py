@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..command_line import Parser
-from ..errors import UserError, nearest, printable
+from ..errors import UserError, long_names_refused, nearest, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def run(argv: list[str] | None) -> int:
         arguments = _build_parser().read(argv)
         if arguments.json and arguments.watch:
             raise UserError("--json and --watch: choose one of them.")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), long_names_refused():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
             if arguments.watch:
                 from .watch import watch

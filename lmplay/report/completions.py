@@ -33,6 +33,7 @@ def read_prompts(path: Path) -> list[str]:
     :raises UserError: when it cannot be read or has no line.
     """
     try:
+        check_is_file(path)
         with open(path, encoding="utf-8-sig") as file:
             lines = [line.rstrip("\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:

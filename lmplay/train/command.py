@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.interrupt import STOPPED_BEFORE_WORK, Interrupt, Stopped
-from ..errors import Faults, LmplayError, Unavailable, UserError, tell
+from ..errors import Faults, LmplayError, Unavailable, UserError, long_names_refused, tell
 from ..hub import waiting
 from .flags import parse, write_settings
 
@@ -29,7 +29,7 @@ def run(argv: list[str] | None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        with Interrupt(until_process_ends=argv is None) as interrupt:
+        with Interrupt(until_process_ends=argv is None) as interrupt, long_names_refused():
             settings, dump = parse(arguments, faults := Faults())
             if dump is not None:
                 faults.refuse()
@@ -92,7 +92,8 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
     report = Report(command, settings.quiet, settings.verbose, settings.log_json)
     waiting.say, waiting.stopped = report.say, interrupt.requested
     try:
-        return _work(settings, plan, interrupt, report, faults)
+        with long_names_refused():
+            return _work(settings, plan, interrupt, report, faults)
     except Unavailable as error:
         report.unavailable(str(error), interrupt.at_work, settings)
         return interrupt.exit_code or error.exit_code

@@ -41,6 +41,8 @@ MISTAKES = {
     "number as schedule": (stage(lr_schedule=3), ["key 'lr_schedule'", "found 3", "allowed: constant"]),
     "large min_fraction": (stage(lr_schedule={"name": "wsd", "min_fraction": 2}), ["key 'lr_schedule.min_fraction'", "found 2", "from 0 to 1"]),
     "number as shuffle": (stage(shuffle=1), ["key 'shuffle'", "found 1", "allowed: true, false, or"]),
+    "weights far apart": (stage(dataset=[{"path": "wikitext", "weight": 1e6}, {"path": "tinystories", "weight": 1}]),
+                          ["key 'dataset'", "found weights from 1 to 1e+06", "the largest at most 10,000 times the smallest"]),
     "misspelt shuffle key": (stage(shuffle={"sed": 1}), ["key 'shuffle.sed'", "unknown key", "Did you mean 'seed'?", "Allowed: seed, buffer"]),
     "buffer of 0": (stage(shuffle={"buffer": 0}), ["key 'shuffle.buffer'", "found 0", "allowed: a whole number, 1 or more"]),
     "large fraction": (stage(validation=0.7), ["key 'validation'", "found 0.7", "allowed: a fraction from 0 (none) to 0.5"]),
