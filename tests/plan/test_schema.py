@@ -30,7 +30,7 @@ COLUMNS = st.sampled_from([{"text": "a"}, {"text": "a", "title": "b"}, {"prompt"
 OPTIONAL_SOURCE_KEYS = {"config": WORDS, "split": WORDS, "revision": WORDS, "streaming": st.booleans() | st.none(), "columns": COLUMNS}
 PATHS = st.sampled_from([*CATALOG, "owner/name", "o-w.n_er/n.a-m_e"])
 SOURCES = PATHS | st.builds(lambda path, rest: {"path": path, **rest}, PATHS, _sometimes(**OPTIONAL_SOURCE_KEYS))
-MIXES = st.lists(st.tuples(PATHS, POSITIVE), min_size=1, max_size=3).map(lambda pairs: [{"path": path, "weight": weight} for path, weight in pairs])
+MIXES = st.lists(st.tuples(PATHS, st.floats(0.01, 100)), min_size=1, max_size=3).map(lambda pairs: [{"path": path, "weight": weight} for path, weight in pairs])
 OVERRIDES = {
     "batch_size": COUNTS, "context_len": st.integers(16, 10**6), "lr": POSITIVE | st.none(), "weight_decay": st.floats(0, 10), "grad_clip": st.floats(0, 10),
     "lr_schedule": st.sampled_from(["constant", "linear", "cosine", "wsd", {"name": "wsd", "min_fraction": 0.5}]),

@@ -44,7 +44,7 @@ def test_callbacks_hear_declared_figures_now_and_of_the_past():
     notifier.validation(place, {**RAW, "late": 4.0}, False)
     trained, validated = listener.heard
     assert trained == {"step": 1, "samples": 4, "tokens": 10, "loss": 2.0, "accuracy": None, "lr": 0.1, "grad_norm": None, "padding_share": None,
-                       "skipped_batches": 0, "forced_cuts": 0, "entropy": 0.5, "late": 3.0, "seconds": 0.5, "tokens_per_second": None,
+                       "skipped_batches": 0, "forced_cuts": 0, "bytes_lost": 0, "entropy": 0.5, "late": 3.0, "seconds": 0.5, "tokens_per_second": None,
                        "data_wait_share": None, "source/a/loss": 2.0}
     assert (validated["late"], validated["loss"], "entropy" in validated) == (4.0, 2.0, False)
     _, again = started(stats)
