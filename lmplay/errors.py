@@ -35,10 +35,14 @@ class UserError(LmplayError):
 
 
 class Faults:
-    """Collects the faults of several checks, so that all are said at once."""
+    """Collects the faults of several checks, so that all are said at once.
+
+    `left_out` are the flags, keys of `$model` and other parts whose values were wrong and have been taken out: what only follows from that is no fault.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.left_out: set[str] = set()
 
     @contextmanager
     def collected(self) -> Iterator[None]:
@@ -89,5 +93,10 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Suggest the allowed word that is nearest to a misspelt one: `` Did you mean 'epochs'?`` with a leading space, or the empty string."""
-    found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f" Did you mean '{found[0]}'?" if found else ""
+    found = nearest_word(word, allowed)
+    return f" Did you mean '{found}'?" if found is not None else ""
+
+
+def nearest_word(word: str, allowed: Iterable[str]) -> str | None:
+    """Find the allowed word that a misspelt one most likely means; None where none is near."""
+    return next(iter(difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)), None)

@@ -76,7 +76,8 @@ class StageData:
                 faults += (f"evaluate.{name}: {fault}" for fault in error.faults)
         if faults:
             raise UserError(*(f"stage '{stage.name}': {fault}" for fault in faults))
-        self.open_samples()  # refuses now what can't be read for the length asked for
+        if stage.dataset:  # of a wrong plan that is only checked a stage may have lost them
+            self.open_samples()  # refuses now what can't be read for the length asked for
 
     @property
     def pieces(self) -> str:

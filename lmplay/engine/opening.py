@@ -26,12 +26,14 @@ from ..checkpoints.weights import check_target, save_weights
 from ..data.fingerprints import describe_changes, describe_readings
 from ..data.round_trip import check_round_trip
 from ..data.stage import StageData
+from ..data.stream import nothing_to_train_on
 from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
-from ..errors import Faults, Unavailable, UserError, printable
+from ..errors import Faults, Unavailable, UserError, nearest_word, printable
+from ..exp import experiments, get_experiment
 from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
@@ -93,11 +95,12 @@ class Outline:
         return self.spec.tokenizer or make_tokenizer(self.settings, self.plan, list(data))
 
 
-def outline(settings: Settings, plan: Plan) -> Outline:
+def outline(settings: Settings, plan: Plan, whole: bool = True) -> Outline:
     """Say what a run will be; nothing is changed.
 
     :param settings: of the command line.
     :param plan: what to follow.
+    :param whole: False for what is left of a wrong plan, which is not compared with that of the checkpoint.
     :raises UserError: when the checkpoint, the plan and the flags do not agree.
     """
     path = settings.model_file(plan)
@@ -107,7 +110,7 @@ def outline(settings: Settings, plan: Plan) -> Outline:
     if stored is not None:
         settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"], _optimizer_of(stored))
     spec = choose_model(settings, plan, path, stored)
-    if stored is not None:
+    if stored is not None and whole:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
     return Outline(settings, curriculum.plan, path, found, curriculum, spec)
@@ -128,10 +131,14 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             settings = outline.stage_settings(stage, begun=state.fingerprints is not None)
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules)
+            if data.warnings and stage.dataset and state.fingerprints is None:
+                _check_gives_samples(stage.name, data)
         if settings is None or data is None:
             continue
         with faults.collected():
             found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
+            if not stage.dataset:
+                continue
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if not data.length_is_known:
@@ -155,6 +162,18 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     for change in accepted:
         say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
     return opened
+
+
+def _check_gives_samples(name: str, data: StageData) -> None:
+    """Read a stage up to its first sample; raises UserError where it has none."""
+    stream = data.open_samples()
+    try:
+        if stream.next() is not None:
+            return
+        nothing = str(nothing_to_train_on(name, stream.skipped))
+    except UserError as error:
+        nothing = f"stage '{name}': {error}"
+    raise UserError("; ".join(line.removesuffix(".") for line in (nothing, *data.warnings)) + ".")
 
 
 def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
@@ -238,9 +257,10 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
     return replace(settings, **kept)
 
 
-def check_model(ahead: Outline, runtime: Runtime, stages: Iterable[Stage]) -> None:
+def check_model(ahead: Outline, runtime: Runtime | None, stages: Iterable[Stage]) -> None:
     """Build the model without weights, to refuse now what it cannot do.
 
+    :param runtime: where it will be; None where that is not known.
     :param stages: those that are to be trained.
     :raises UserError: for wrong sizes, for flags that the model does not support, and for `freeze` patterns that match nothing.
     """
@@ -251,10 +271,11 @@ def check_model(ahead: Outline, runtime: Runtime, stages: Iterable[Stage]) -> No
         with suppress(UserError):
             shapes = replace(ahead.spec, args={**args, "num_heads": 1}).build(vocab_size=8, meta=True)
     if shapes is not None:
-        with faults.collected():
-            runtime.packs(shapes)
-        with faults.collected():
-            runtime.save_memory(shapes)
+        if runtime is not None:
+            with faults.collected():
+                runtime.packs(shapes)
+            with faults.collected():
+                runtime.save_memory(shapes)
         for stage in stages:
             with faults.collected():
                 freeze(shapes, stage, ahead.settings)
@@ -289,27 +310,54 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
     opened: dict[str, OpenStage] = {}
     with faults.collected():
         runtime = start_device(settings)
+    settings = _as_meant(settings, plan, faults)
     with faults.collected():
-        ahead = outline(settings, plan)
-    if runtime is not None and ahead is not None:
-        stages = chosen(ahead)
+        ahead = outline(settings, plan, whole="plan" not in faults.left_out)
+    ahead, model_is_known = _without_left_out(ahead, settings, plan, faults.left_out)
+    stages = chosen(ahead)
+    if model_is_known:
         with faults.collected():
             check_model(ahead, runtime, [stage for stage, _ in stages])
-        with faults.collected():
-            opened = open_stages(ahead, stages, say)
-        if faults.lines and ahead.spec.tokenizer is None:
-            with faults.collected():
-                check_tokenizer(settings, plan)
-    else:
-        for stage in plan.stages:
-            with faults.collected():
-                StageData(stage, settings.datasets_folder, settings.seed)
+    with faults.collected():
+        opened = open_stages(ahead, stages, say)
+    if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():
             check_tokenizer(settings, plan)
     faults.refuse()
     assert runtime is not None
-    assert ahead is not None
     return runtime, ahead, opened
+
+
+def _as_meant(settings: Settings, plan: Plan, faults: Faults) -> Settings:
+    """Replace a misspelt experiment by the one that is nearest, so that what it says of the other faults can be found, too."""
+    name = settings.experiment(plan)
+    with faults.collected():
+        get_experiment(name)
+    meant = None if name in experiments() else nearest_word(name, experiments())
+    if meant is None:
+        return settings
+    return replace(settings, exp=meant, model=settings.model or str(settings.model_file(plan)), explicit=settings.explicit | {"exp"})
+
+
+def _without_left_out(ahead: Outline | None, settings: Settings, plan: Plan, left_out: set[str]) -> tuple[Outline, bool]:
+    """Leave aside what only follows from values that are wrong and have been taken out, so that it is not told as a fault.
+
+    :param ahead: None where the model is not known.
+    :param left_out: see :class:`lmplay.errors.Faults`.
+    :return: the outline, and whether it is known which parameters the model has.
+    """
+    if ahead is None:
+        ahead, left_out = Outline(settings, plan, Path(), None, Curriculum(plan), ModelSpec("", {"context_len": 0}, None)), left_out | {"exp"}
+    if "optimizer" in left_out:
+        ahead = replace(ahead, settings=replace(ahead.settings, betas=None, eps=None, momentum=None))
+    if ahead.spec.stored_weights is not None:
+        return ahead, True
+    args = dict(ahead.spec.args)
+    if "num_heads" in args and {"embed_dim", "num_heads"} & left_out:
+        args["num_heads"] = 1
+    if {"exp", "context_len"} & left_out:
+        args["context_len"] = max([args["context_len"], *(stage.context_len or 0 for stage in plan.stages)])
+    return replace(ahead, spec=replace(ahead.spec, args=args)), not {"exp", "num_blocks", "settings"} & left_out
 
 
 def start_device(settings: Settings) -> Runtime:

@@ -18,12 +18,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ..documents import read_json_or_yaml
-from ..errors import MOST_FAULTS, UserError, nearest
+from ..errors import MOST_FAULTS, Faults, UserError, nearest
 from ..paths import glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
+from .mended import mended
 from .names import RESERVED_ENDING
 from .options import MOST
-from .schema import LENGTHS, ROLES, STAGE_NAME, Header, Overrides, Part, Plan, Stage, StageBody
+from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, Stage, StageBody
 from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -31,17 +32,18 @@ _GLOB = re.compile(r"[*?\[]")
 _MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
 
 
-def load_plan(name_or_path: str | Path) -> Plan:
+def load_plan(name_or_path: str | Path, faults: Faults | None = None) -> Plan:
     """Read and check a plan, without touching any data.
 
     :param name_or_path: the name of a built-in plan (these win; write `./default` for a file of that name), a JSON or YAML file, or the record of a run's
         settings (NAME_settings.json), whose plan is taken.
+    :param faults: gets what is wrong in the plan's keys, instead of being refused here; the plan then has what is left without that.
     :return: the plan: short names written out, local paths absolute, `$defaults` merged into the stages.
     :raises UserError: when there is no such plan, or with one line per fault.
     """
     path = _find(name_or_path)
     content = _plain(read_json_or_yaml(path, "plan"), f"plan {path}")
-    return plan_from_json(content["plan"]) if is_record(content) else _build(content, f"plan {path}", path.parent)
+    return plan_from_json(content["plan"]) if is_record(content) else _build(content, f"plan {path}", path.parent, faults)
 
 
 def list_plans() -> list[tuple[str, str]]:
@@ -61,6 +63,11 @@ def plan_from_dataset(dataset: str) -> Plan:
         raise UserError(f"dataset: {error}") from None
     length = {"samples": 10_000} if is_endless(path) else {"epochs": 1.0}
     return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
+
+
+def nothing_to_read() -> Plan:
+    """Make what is left of a plan whose only data set is not there."""
+    return Plan.model_construct(stages=[], model=ModelDefaults(), tokenizer=None)
 
 
 def plan_from_json(data: dict[str, Any]) -> Plan:
@@ -127,8 +134,8 @@ def _plain(raw: Any, where: str) -> Any:
         raise UserError(f"{where}: holds what JSON cannot, a list as a key or an object inside itself; write it out.") from None
 
 
-def _build(raw: Any, where: str, folder: Path) -> Plan:
-    """Check a plan as written, in `folder`, and put it together; `where` is the beginning of fault lines."""
+def _build(raw: Any, where: str, folder: Path, going_on: Faults | None) -> Plan:
+    """Check a plan as written, in `folder`, and put it together; `where` is the beginning of fault lines, for `going_on` see :func:`load_plan`."""
     if not isinstance(raw, dict):
         _refuse([f"{where}: found {shown(raw)}, allowed: an object with a key for each stage."])
     special = {key: value for key, value in raw.items() if key.startswith("$")}
@@ -144,11 +151,46 @@ def _build(raw: Any, where: str, folder: Path) -> Plan:
     sets = {name: _merged(defaults, body).get("evaluate") for name, body in bodies.items() if isinstance(body, dict)}
     conflicts = Plan.conflicts({"stages": [{"name": name, "evaluate": sets.get(name)} for name in bodies]})
     faults += [f"{where}: {fault}." if key == "stages" else f"{where}, key '{key}': {fault}." for key, fault in conflicts]
+    if faults and going_on is not None:
+        going_on.lines += faults
+        return _what_is_left(special, bodies, folder, going_on.left_out)
     _refuse(faults)
     stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
               for name, body in bodies.items()]
     header = Header.model_validate(special)
     return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
+
+
+def _what_is_left(special: dict[str, Any], bodies: dict[str, Any], folder: Path, left_out: set[str]) -> Plan:
+    """Put together what is left of a wrong plan; a stage may have lost its data, and lacks them then.
+
+    :param left_out: see :class:`lmplay.errors.Faults`; it gets `plan`, for a plan that is not the one that is meant.
+    """
+    forgotten = {f"${name}" for name in bodies} & {str(field.alias) for field in Header.model_fields.values()}
+    special = {**{key: bodies[key[1:]] for key in forgotten}, **special}
+    special, gone = mended(special, lambda raw: _found(Header, raw))
+    stages = [_stage_of_what_is_left(name, _merged(special.get("$defaults", {}), body), folder) for name, body in bodies.items()
+              if isinstance(body, dict) and f"${name}" not in forgotten and re.fullmatch(STAGE_NAME, name) and not _is_reserved(name)]
+    left_out |= {"plan", *(key.removeprefix("$model.").removeprefix("$defaults.") for key in gone)}
+    left_out |= {*ModelDefaults.model_fields} if "$model" in gone else set()
+    header = Header.model_validate(special)
+    return Plan.model_construct(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
+
+
+def _stage_of_what_is_left(name: str, body: dict[str, Any], folder: Path) -> Stage:
+    """Make a stage of what is left of one as written, with `$defaults` in it; where its optimizer was wrong, it has one without a name."""
+    some_length = {"samples": 1} if any(body.get(key) is not None for key in LENGTHS) else {}  # stands for one that was wrong
+
+    def as_read(raw: dict[str, Any]) -> tuple[type[Part], dict[str, Any]]:
+        if not raw.get("dataset"):
+            return Overrides, {key: value for key, value in raw.items() if key != "dataset"}
+        return Stage, {"name": name, **({} if any(raw.get(key) is not None for key in LENGTHS) else some_length), **raw}
+
+    left, gone = mended(body, lambda raw: [*_wrong_paths(raw, folder), *_found(*as_read(raw))])
+    model, left = as_read(_map_paths(left, lambda _, path: _locate(path, folder)))
+    parsed = model.model_validate(left)
+    stage = parsed if isinstance(parsed, Stage) else Stage.model_construct(**dict(parsed), name=name, dataset=[])
+    return stage.model_copy(update={"optimizer": Optimizer.model_construct(name="")}) if "optimizer" in gone else stage
 
 
 def _refuse(faults: list[str]) -> None:
@@ -195,13 +237,18 @@ def _merge_conflicts(defaults: dict[str, Any], body: dict[str, Any]) -> list[tup
 
 def _path_faults(body: dict[str, Any], folder: Path, start: str) -> list[str]:
     """Find the data paths of a stage that do not exist; `start` is the start of a fault line up to the key."""
-    faults: list[str] = []
+    return [f"{start}{key}': {fault}" for key, fault in _wrong_paths(body, folder)]
+
+
+def _wrong_paths(body: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """Find the data paths of a stage that do not exist: pairs of a key and its fault."""
+    faults: list[tuple[str, str]] = []
 
     def check(key: str, path: str) -> str:
         try:
             return path if len(faults) > MOST_FAULTS else _locate(path, folder)
         except UserError as error:
-            faults.append(f"{start}{key}': {error}")
+            faults.append((key, str(error)))
             return path
 
     _map_paths(body, check)
@@ -266,6 +313,11 @@ def _locate(path: str, folder: Path) -> str:
 
 def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
     """List what is wrong with an object as written, which should be a `model`: one line per mistake, beginning with `where`."""
+    return [f"{where}, key '{key}': {text}" if key else f"{where}: {text}" for key, text in _found(model, raw)]
+
+
+def _found(model: type[Part], raw: Any) -> list[tuple[str, str]]:
+    """List what is wrong with an object as written, which should be a `model`: pairs of a key and its fault."""
     found: dict[str, str] = {}
     try:
         model.model_validate(raw)
@@ -277,8 +329,7 @@ def _faults(model: type[Part], raw: Any, where: str) -> list[str]:
     missing = [(key, text) for key, text in found.items() if text.startswith("found nothing")]
     doubtful = [*missing, *((key, f"{fault}.") for key, fault in _conflicts(model, raw))]
     faults = [item for item in found.items() if item not in missing]
-    faults += [(key, text) for key, text in doubtful if not _follows(f"{key}: {text}", found.values())]
-    return [f"{where}, key '{key}': {text}" if key else f"{where}: {text}" for key, text in faults]
+    return faults + [(key, text) for key, text in doubtful if not _follows(f"{key}: {text}", found.values())]
 
 
 def _follows(fault: str, others: Iterable[str]) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..paths import in_folder
+from .catalog import DATA_SUFFIXES
 from .names import DEFAULT_OBJECTIVE, OPTIMIZERS, RESERVED_ENDING
 from .options import FLAGS, Options
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
 MODEL_KEYS = tuple(flag.name for flag in FLAGS if "model" in flag.keys and flag.name != "exp")
+# Endings of files of other kinds: such a name is not that of a model. A dot before anything else is a part of the name (`dropout0.1`).
+_OTHER_FILES = (*DATA_SUFFIXES, ".yaml", ".yml", ".toml", ".py", ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".gguf", ".onnx", ".pkl", ".npz", ".h5",
+                ".png", ".log", ".zip", ".tar")
 # The flags that print something, on request as JSON, and end.
 _AS_JSON = ("check_plan", "inspect", "show_samples", "show_batch")
 
@@ -61,12 +65,13 @@ class Settings(Options):
         """Choose the model file; raises UserError when `--model` cannot be one."""
         if self.model is not None:
             path = Path(self.model).expanduser()
-            if path.is_dir() or path.suffix not in ("", ".lmp"):
+            if path.is_dir() or path.suffix.lower() in _OTHER_FILES:
                 raise UserError(f"--model {self.model}: {'is a folder' if path.is_dir() else 'is no name of a model file'}; give one that ends in .lmp.")
-            if RESERVED_ENDING.fullmatch(path.with_suffix("").suffix[1:]):
+            name = path.name.removesuffix(".lmp")
+            if RESERVED_ENDING.fullmatch(name.rpartition(".")[2] if "." in name else ""):
                 raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "
                                 "in a model of another name with --resume.")
-            return path.with_suffix(".lmp") if os.path.dirname(self.model) else self.file(f"{path.stem}.lmp")
+            return path.with_name(f"{name}.lmp") if os.path.dirname(self.model) else self.file(f"{name}.lmp")
         return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
 
     def file(self, name: str) -> Path:
@@ -76,7 +81,7 @@ class Settings(Options):
     def found(self, name: str) -> Path:
         """Find a model file that a flag names, with or without .lmp."""
         path = self.file(name)
-        return path if path.suffix or path.is_file() else self.file(f"{name}.lmp")
+        return path if path.suffix.lower() in (".lmp", *_OTHER_FILES) or path.is_file() else self.file(f"{name}.lmp")
 
     def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
@@ -197,10 +202,11 @@ def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) -> tupl
     """Choose a stage's optimizer and its settings; raises UserError for a typed flag that it does not know."""
     own = stage.optimizer
     name = begun_with or (settings.optimizer if own is None or "optimizer" in settings.explicit else own.name)
-    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else ()
+    settable = ("betas", "eps", "momentum")
+    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else settable  # of another one they are not known
     if faults := [f"--{key}: stage '{stage.name}' is trained with {name}, which takes {' and '.join(takes) or 'none of them'}; leave it out, or choose another "
-                  "--optimizer." for key in ("betas", "eps", "momentum") if getattr(settings, key) is not None and key not in takes]:
+                  "--optimizer." for key in settable if getattr(settings, key) is not None and key not in takes]:
         raise UserError(*faults)
     betas, eps, momentum = (getattr(own, key) if getattr(settings, key) is None and own is not None and own.name == name else getattr(settings, key)
-                            for key in ("betas", "eps", "momentum"))
+                            for key in settable)
     return name, None if betas is None else tuple(betas), eps, momentum

@@ -61,14 +61,17 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
         return 0
     if settings.inspect is not None:
         return _inspect(settings.found(settings.inspect), settings.json)
-    from ..plan.load import list_plans, load_plan, plan_from_dataset
+    from ..plan.load import list_plans, load_plan, nothing_to_read, plan_from_dataset
 
     if settings.training_plan == "list":
         _print_table(list_plans())
         return 0
     plan = None
     with faults.collected():
-        plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else load_plan(settings.training_plan)
+        plan = plan_from_dataset(settings.dataset) if settings.dataset is not None else \
+            load_plan(settings.training_plan, faults if settings.check_plan else None)
+    if plan is None and settings.dataset is not None:
+        plan = nothing_to_read()
     if plan is not None:
         _check_names(settings, plan, faults)
     if plan is None or not settings.check_plan:  # which looks further, whatever has been found

@@ -39,6 +39,7 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
                 typed[flag.name] = flag.check(typed[flag.name])
             except ValueError as allowed:
                 found.lines.append(f"--{_dashed(flag.name)} {typed.pop(flag.name)}: allowed is {allowed}.")
+                found.left_out.add(flag.name)
     given, others = read_settings(Path(use)) if use else ({}, {})
     given |= typed
     if "callback" in given and "callback" not in typed and not trusted:

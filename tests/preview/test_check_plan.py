@@ -92,7 +92,7 @@ def test_where_all_rows_are_skipped_every_preview_says_what_training_says(capsys
     plan = write_plan(tmp_path, {"all": {"dataset": str(write_rows(tmp_path / "a.jsonl", [{"text": None}] * 30))}})
     assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), *flags]) == 2
     said = capsys.readouterr().err
-    assert "stage 'all': there was nothing to train on (27 rows skipped: 27 null)." in said
+    assert "stage 'all': there was nothing to train on (27 rows skipped: 27 null)" in said
     assert "Traceback" not in said
 
 

@@ -8,8 +8,10 @@ import torch
 import yaml
 from helpers import ENVIRONMENT, TINY, sentences, trainer, write_plan, write_rows
 
+from lmplay.generate.__main__ import main as generate
 from lmplay.plan import options
 from lmplay.plan.settings import Settings
+from lmplay.plotstats.__main__ import main as plot
 from lmplay.train.__main__ import main
 from lmplay.train.flags import FLAGS
 
@@ -202,6 +204,22 @@ def test_a_plan_that_is_done_says_what_to_do_with_another_lr(files, monkeypatch,
     _, said, _ = run(capsys, *flags, "--lr", "0.01", "--batch-size", 7)
     assert "--batch-size and --lr: nothing is left that this could change" in said
     assert "--initial-model out_gpt/gpt2ish_model.lmp --model NEW" in said
+
+
+def test_a_dot_is_a_part_of_a_models_name(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    flags = ["--dataset", "good.jsonl", *TINY, "--max-steps", "1", "--batch-size", "3", "--out-dir", "out"]
+    assert run(capsys, *flags, "--model", "d0.1_s0")[0] == 75
+    assert (files / "out" / "d0.1_s0.lmp").is_file()
+    assert (files / "out" / "d0.1_s0_train_stats.json").is_file()
+    assert run(capsys, *flags, "--model", "out/d0.2", "--initial-model", "d0.1_s0")[0] == 75
+    assert (files / "out" / "d0.2.lmp").is_file()
+    assert "gpt2ish" in run(capsys, "--inspect", "d0.1_s0", "--out-dir", "out")[1]
+    assert generate(["--model", "d0.1_s0", "--out-dir", "out", "--prompt", "A", "--max-tokens", "1", "--device", "cpu"]) == 0
+    assert plot(["--models", "d0.1_s0", "d0.2", "--baseline", "d0.2", "--out-dir", "out", "--json"]) == 0
+    assert "d0.1_s0" in capsys.readouterr().out
+    for name in ("d0.1.best", "d0.1.prev-1.lmp", "best.lmp.best", "idea.pt", "idea.SAFETENSORS", "plan.json"):
+        assert run(capsys, *flags, "--model", name)[0] == 2
 
 
 def test_without_network_the_default_plan_says_what_to_do(tmp_path):
