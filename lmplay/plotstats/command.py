@@ -193,7 +193,10 @@ def _draw_pictures(curves: list[Curve], arguments: argparse.Namespace, changed: 
                 ideas = ideas_of(whole, settings)
                 _write(draw_together(whole, *look, theme, comparable, ideas), arguments.out_dir / f"all_{kind}", arguments)
                 baseline = arguments.baseline if arguments.baseline in [curve.model for curve in whole] else None
-                _write(draw_differences(whole, *look, baseline, theme, comparable, ideas), arguments.out_dir / f"all_{kind}_diff", arguments)
+                if len(ideas) > 1:
+                    _write(draw_differences(whole, *look, baseline, theme, comparable, ideas), arguments.out_dir / f"all_{kind}_diff", arguments)
+                elif changed is None:
+                    print(f"no all_{kind}_diff: the runs differ in the seed alone")
                 if baseline != arguments.baseline:
                     print(f"all_{kind}_diff: {arguments.baseline} has no {kind} statistics of a whole run; each is minus the longest run")
         elif changed is None:

@@ -206,6 +206,13 @@ def test_a_plan_that_is_done_says_what_to_do_with_another_lr(files, monkeypatch,
     assert "--initial-model out_gpt/gpt2ish_model.lmp --model NEW" in said
 
 
+def test_a_model_may_have_the_name_of_a_folder(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    (files / "texts").mkdir()
+    assert run(capsys, "--dataset", "good.jsonl", *TINY, "--model", "texts", "--max-steps", "1", "--batch-size", "3", "--out-dir", "out")[0] == 75
+    assert (files / "out" / "texts.lmp").is_file()
+
+
 def test_a_dot_is_a_part_of_a_models_name(files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     flags = ["--dataset", "good.jsonl", *TINY, "--max-steps", "1", "--batch-size", "3", "--out-dir", "out"]
