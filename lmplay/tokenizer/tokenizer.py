@@ -236,4 +236,24 @@ def _with_offsets(fast: tokenizers.Tokenizer, text: str) -> Encoded:
     if len(offsets):
         starts[-1] = len(text)
         cuttable[1:-1] = offsets[1:, 0] >= ends[:-1]
+        _divide_runs(text, offsets, starts, cuttable)
     return Encoded(np.array(encoding.ids, dtype=np.int32), starts, cuttable)
+
+
+def _divide_runs(text: str, offsets: np.ndarray, starts: np.ndarray, cuttable: np.ndarray) -> None:
+    """Place tokens that have the offsets of a whole run of characters, as a Unigram model gives to the bytes of unknown ones: each is one byte of the run.
+
+    :param offsets: the library's [n, 2].
+    :param starts: changed where a run has as many bytes as tokens; so is `cuttable`.
+    """
+    import numpy as np
+
+    firsts = np.flatnonzero(np.concatenate([[True], (offsets[1:] != offsets[:-1]).any(axis=1)]))
+    sizes = np.diff(firsts, append=len(offsets))
+    for first, size in zip(firsts[sizes > 1].tolist(), sizes[sizes > 1].tolist(), strict=True):
+        begin, end = offsets[first].tolist()
+        data = np.frombuffer(text[begin:end].encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        if end - begin > 1 and len(data) == size:
+            leads = (data & 0xC0) != 0x80
+            starts[first + 1:first + size] = begin + leads.cumsum()[:-1]
+            cuttable[first + 1:first + size] = leads[1:]

@@ -9,6 +9,8 @@ from helpers import ENVIRONMENT, TINY, sentences, train
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lmplay.data.continuation import Cutter
+from lmplay.data.samples import Sample
 from lmplay.errors import UserError
 from lmplay.tokenizer import Tokenizer, load_tokenizer
 
@@ -78,6 +80,18 @@ def test_a_spec_alone_gives_the_same_ids(both):
     ours, theirs, _ = both
     assert Tokenizer(ours.spec).encode("\n".join(LINES)).ids.tolist() == theirs.encode("\n".join(LINES))
     assert ours.vocab_size == theirs.vocab_size()
+
+
+def test_a_run_of_unknown_characters_may_be_cut_between_any_two(both):
+    ours, _, kind = both
+    if "byte_fallback" not in KINDS[kind]:
+        pytest.skip("unknown characters are one token")
+    text = "The cat." + "☃\r✈" * 60 + " cat"
+    encoded = ours.encode(text)
+    assert {*range(8, 188)} <= {*encoded.starts[encoded.cuttable].tolist()}
+    pieces = Cutter(ours, 32).cut(Sample("", text))
+    assert "".join(piece.truth for piece in pieces) == text
+    assert all(len(piece.tokens) > 20 for piece in pieces[:-1])
 
 
 def test_a_folder_that_has_only_a_model(tmp_path):
