@@ -45,6 +45,10 @@ class Parser(argparse.ArgumentParser):
                 f"`{self.prog} --help-all` lists them." for word in wrong))
         return known
 
+    def actions_by_group(self) -> dict[str, list[argparse.Action]]:
+        """List the flags by the titles of their groups."""
+        return {str(group.title): group._group_actions for group in self._action_groups}
+
     def help_text(self, whole: bool) -> str:
         """Write the help, without the flags in `further` unless it is the whole."""
         left_out = [] if whole else [action for action in self._actions if action.dest in self.further]

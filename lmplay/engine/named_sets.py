@@ -47,4 +47,4 @@ class NamedSets:
     def in_words(self) -> list[str]:
         """Say of each set how long it is, and when the model is judged by it."""
         return [f"{name} ({rows_in_words(self._data.rows_of_set(name), None)}) " + (f"{cadence.in_words()}, and " if any(cadence.every.values()) else "")
-                + "at its end" for name, cadence in self._cadences.items()]
+                + "at the end of the stage" for name, cadence in self._cadences.items()]

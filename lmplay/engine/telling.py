@@ -70,8 +70,8 @@ def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
     most = f"; at most {SAVE_SHARE:.0%} of the time" if settings.save_interval == AUTO else ""
     bound = f"; at most {VALIDATION_SHARE:.0%} of the work" if settings.validation_interval == AUTO else ""
     often = f" ({_about(times)}){bound}" if times else bound
-    return (f"{saves.in_words()}{most}, and at its end" if settings.save_interval else "at its end only",
-            "at its end only" if never else f"{validations.in_words()}{often}, and at its end", warnings)
+    return (f"{saves.in_words()}{most}, and at the end of the stage" if settings.save_interval else "at the end of the stage only",
+            "at the end of the stage only" if never else f"{validations.in_words()}{often}, and at the end of the stage", warnings)
 
 
 def _about(times: int) -> str:

@@ -125,6 +125,7 @@ def _parser() -> Parser:
     how.add_argument("--top-k", metavar="TOKENS", type=int, default=0, help="only the k most probable tokens; 0 = off (default: 0)")
     how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens with p of the probability; 1 = off (default: 1)")
     how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens above a share of the best one's probability; 0 = off (default: 0)")
+    parser.further = {"prompts", "markup", "batch_size", "json", "repetition_penalty", "greedy", "min_p"}
     return parser
 
 

@@ -192,6 +192,7 @@ _time = matching(r"auto|\d+:[0-5]\d:[0-5]\d", "HH:MM:SS, such as 12:30:00, or au
 _batch_number = matching(r"(.+:)?0*[1-9]\d*", "N or STAGE:N, with N from 1", int)
 _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "optimizer", "device and speed", "run", "watching")
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
+_MINI_BATCH = 4  # pieces
 _DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.values() if row.weight_decay)
 _OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()])
 
@@ -228,11 +229,11 @@ class Options:
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
-        4, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random numbers "
-        "of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
+        _MINI_BATCH, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random "
+        "numbers of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
     mini_batch_tokens: int = _flag(
-        0, _T, _from_0, "TOKENS", "the same in tokens: as many pieces as fit, with their padding; by default the tokens of --mini-batch-size full "
-        "pieces, if that is not given either", _BITS)
+        0, _T, _from_0, "TOKENS", f"the same in tokens: as many pieces as fit, with their padding; where neither is given, the tokens of {_MINI_BATCH} pieces "
+        "of full length", _BITS)
     pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
                       "the result; auto: on a CPU, if not compiled", _BITS)
     validation_batch_size: int = _flag(4, _T, _from_1, "PIECES", "pieces that go through the device at once in a validation; changes speed and memory, not "
@@ -324,8 +325,9 @@ class Options:
 
 
 # The flags that `--help` shows; `--help-all` has the others too.
-BASIC = ("exp", "context_len", "model", "initial_model", "training_plan", "dataset", "out_dir", "batch_size", "save_interval", "seed", "reset_history", "lr",
-         "optimizer", "device", "amp", "time_limit", "check_plan", "show_samples", "track", "quiet")
+BASIC = ("exp", "num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "model", "initial_model", "training_plan", "dataset", "out_dir",
+         "batch_size", "mini_batch_size", "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
+         "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "track", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

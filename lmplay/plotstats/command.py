@@ -80,6 +80,7 @@ def _build_parser() -> Parser:
     parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="look every N seconds whether the statistics have "
                         f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
+    parser.further = {"x", "smooth", "theme", "format", "json"}
     return parser
 
 

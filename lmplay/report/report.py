@@ -143,8 +143,9 @@ class Report:
         """Say what a stopped run has done, where its state is, and how to go on."""
         self._close_bar()
         saved, command = end.files.model.exists(), self._command + self._undo(settings)
-        lines = [f"\nstopped ({stop.reason}) in stage {stop.number}/{stop.stages}, {stop.stage}, at {counted(end.progress.samples, 'sample')}, "
-                 f"{stop.samples:,} of them in {counted(stop.steps, 'step')} of this run", *result_lines(end), *file_lines(end.files),
+        done = ", ".join(counted(number, unit) for number, unit in ((end.progress.samples, "sample"), (end.progress.tokens, "token")))
+        lines = [f"\nstopped ({stop.reason}) in stage {stop.number}/{stop.stages}, {stop.stage}, at {done}; "
+                 f"this run did {counted(stop.steps, 'step')}, {counted(stop.samples, 'sample')}", *result_lines(end), *file_lines(end.files),
                  f"the state is saved in {end.files.model}. To go on:" if saved else "nothing to save yet. To start again:", f"  {command}"]
         self._console.say("\n".join(lines), "stopped", always=True, reason=stop.reason, stage=stop.stage, samples=end.progress.samples,
                           samples_of_this_run=stop.samples, steps_of_this_run=stop.steps, best=end.best, saved=saved, command=command, **file_fields(end))
@@ -181,7 +182,7 @@ class Report:
         if flags:
             given = " and ".join(flags)
             lines += [f"{given}: nothing is left that this could change. To train anew with it and compare, give another --model;",
-                      f"to train this model on with it, add a stage to the plan, or begin a plan with its weights: --initial-model {path} --model NEW."]
+                      f"to go on training this model with it, add a stage to the plan, or begin a plan with its weights: --initial-model {path} --model NEW."]
         self._console.say("\n".join(lines), "already done", always=True, model=str(path), stages=len(plan.stages), flags=list(flags))
 
     def _undo(self, settings: Settings) -> str:

@@ -119,13 +119,19 @@ def flags_page() -> str:
              "the plan; a settings file (`--use-config`, JSON or YAML) counts as typed, below the command line. `--dump-config FILE` writes one from the flags "
              "given, `--use-config",
              "NAME_settings.json` repeats a run from its record ([checkpoint.md](checkpoint.md#settings)). This page is made from the table of flags."]
-    for group in GROUPS:
+    actions = _build_parser().actions_by_group()
+    for group in (*GROUPS, "help"):
         lines += ["", f"## {group[0].upper()}{group[1:]}", "", "| flag | default | what |", "| --- | --- | --- |"]
-        for flag in (flag for flag in FLAGS if flag.group == group):
-            default = ("on" if flag.default else "off") if flag.check is switch else "" if flag.default is None else str(flag.default)
-            unit = f" {flag.unit}" if flag.unit else ""
-            lines.append(f"| `--{_dashed(flag.name)}{unit}` | {default} | {flag.help} |".replace("%%", "%").replace("off|on|N", "off, on, N"))
+        lines += (_row(f"--{_dashed(flag.name)}", flag.unit, flag.default, flag.help) for flag in FLAGS if flag.group == group)
+        lines += (_row("`, `".join(action.option_strings), action.metavar, False if action.const else action.default, action.help)
+                  for action in actions[group] if action.dest not in _TABLE)
     return "\n".join([*lines, ""])
+
+
+def _row(option: str, unit: Any, default: Any, told: str | None) -> str:
+    """Write the row of a flag."""
+    shown = ("on" if default else "off") if isinstance(default, bool) else "" if default in (None, argparse.SUPPRESS) else str(default)
+    return f"| `{option}{f' {unit}' if unit else ''}` | {shown} | {told} |".replace("%%", "%").replace("off|on|N", "off, on, N")
 
 
 def _build_parser() -> Parser:
@@ -148,7 +154,7 @@ def _build_parser() -> Parser:
             action = "append" if flag.check is names else "store"
             made = groups[flag.group].add_argument(option, metavar=flag.unit, default=None, action=action, help=flag.help + told)
             made.completer = _COMPLETERS.get(flag.name) or partial(_words, getattr(flag.check, "words", ()))  # type: ignore[attr-defined]
-    parser.further = {flag.name for flag in FLAGS} - {*BASIC}
+    parser.further = {flag.name for flag in FLAGS} - {*BASIC} | {"trust_config", "dump_config"}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that the file of --use-config names as a callback")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")

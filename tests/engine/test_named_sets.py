@@ -220,7 +220,7 @@ def test_the_log_for_programs_has_each_evaluation_and_all_at_the_end(sets, capsy
     assert [line["loss"] for line in by_event["evaluation"]] == at("short", "loss")
     assert by_event["done"][0]["sets"]["short"]["loss"] == at("short", "loss")[-1]
     assert "judged" not in by_event["stage"][0]
-    assert by_event["stage"][0]["sets"] == ["short (10 rows) every 2 steps, and at its end"]
+    assert by_event["stage"][0]["sets"] == ["short (10 rows) every 2 steps, and at the end of the stage"]
 
 
 def test_a_stage_with_a_set_can_be_trained_by_another_process_count_of_workers(sets, capsys):

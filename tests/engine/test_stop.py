@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
 def test_a_number_of_steps_and_a_number_of_samples(two_stages, capsys):
     text = train_plan(capsys, "--max-steps", 3, code=75)
     assert "--max-steps 3" in text
-    assert "in 3 steps of this run" in text
+    assert "this run did 3 steps, " in text
     assert total("total_train_steps") == 3
     train_plan(capsys, "--max-steps", 2, code=75)  # counted from where this run began
     assert total("total_train_steps") == 5

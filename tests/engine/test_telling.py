@@ -31,8 +31,8 @@ def test_a_stage_of_few_samples_is_validated_ten_times(book, capsys):
     at, count, tokens, trained = validations()
     assert (at, count) == ([30 * number for number in range(1, 11)], 10)
     assert all(before >= cost / 3 / 0.05 for cost, before in zip(tokens[:-1], trained[:-1], strict=True))
-    assert "validated every 100 samples or tenth of the stage (about 10 times); at most 5% of the work, and at its end" in text
-    assert "saved every 10,000 samples or 5 minutes; at most 2% of the time, and at its end" in text
+    assert "validated every 100 samples or tenth of the stage (about 10 times); at most 5% of the work, and at the end of the stage" in text
+    assert "saved every 10,000 samples or 5 minutes; at most 2% of the time, and at the end of the stage" in text
 
 
 def test_validations_of_long_rows_take_no_more_than_their_share(book, capsys):
@@ -64,7 +64,7 @@ def test_a_typed_interval_is_taken_as_it_is(book, capsys, interval, at):
 
 def test_an_interval_in_tokens(book, capsys):
     write_plan(book, {"one": {"dataset": "rows.jsonl", "tokens": 5000}})
-    assert "validated every 1,000 tokens (about 5 times), and at its end" in train_plan(capsys, "--validation-interval", "1ktokens")
+    assert "validated every 1,000 tokens (about 5 times), and at the end of the stage" in train_plan(capsys, "--validation-interval", "1ktokens")
     rows = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["validate"]["rows"]["tokens"]
     assert [tokens // 1000 for tokens in rows] == [1, 2, 3, 4, 5]
 
