@@ -214,7 +214,7 @@ class _Reader(_Base):
     epoch: _Count
     offset: _Count
     ordinal: NotRequired[_Count]
-    block: NotRequired[dict[str, Any] | None]
+    block: NotRequired[Annotated[Any, AfterValidator(_no_tensors)]]  # of a stream: plain values of its kind of source
 
 
 class _Mix(_Base):
