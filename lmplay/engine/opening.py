@@ -57,7 +57,7 @@ from .interrupt import Interrupt
 from .model_spec import ModelSpec, check_tokenizer, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
-from .settings_record import stages_of_checkpoint, write_settings
+from .settings_record import settings_record, stages_of_checkpoint, write_settings
 
 Say = Callable[[str], None]
 
@@ -496,7 +496,8 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
         run.report.say(f"kept the old model as {kept}")
     adopt(run.settings, run.path, found, list(run.stages), run.report.say)
     _mend_stats(run.record, folder, run.curriculum.plan, run.model.experiment, run.report)
-    record = write_settings(run)
+    record = run.settings_record = settings_record(run)
+    write_settings(run)
     samples = run.completions.begin(run.record.progress.step)
     run.notifier.start(run.path.stem, folder, flat_settings(record), record["plan"], run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:

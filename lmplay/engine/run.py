@@ -42,7 +42,7 @@ class Run:
 
     `path` is the model file, whose stem is the run's name; `stages` are those that are left, in order; the five components of a checkpoint come next;
     `changes` say what is not as it was at the checkpoint, `began_at` are the totals there; `closing` ends what has to be ended with
-    the run: first the saver, then the `threads` that make batches, then the lock.
+    the run: first the saver, then the `threads` that make batches, then the lock. `settings_record` is what :mod:`.settings_record` writes.
     """
 
     settings: Settings
@@ -60,6 +60,7 @@ class Run:
     completions: CompletionWriter
     saver: Saver
     changes: list[str]
+    settings_record: dict[str, Any] = field(default_factory=dict)
     began_at: Counter[str] = field(default_factory=Counter)
     threads: ExitStack = field(default_factory=ExitStack)
     closing: ExitStack = field(default_factory=ExitStack)

@@ -42,22 +42,21 @@ def settings_record(run: Run) -> dict[str, Any]:
         "plan": plan.to_json(), **flags_as_given(settings)}
 
 
-def write_settings(run: Run) -> dict[str, Any]:
-    """Write the record beside the statistics.
-
-    :return: the record.
-    """
-    record = settings_record(run)
-    write_text(run.out_dir / f"{run.path.stem}_settings.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    return record
+def write_settings(run: Run) -> None:
+    """Write the run's record beside the statistics; raises OSError when that is not possible."""
+    write_text(run.out_dir / f"{run.path.stem}_settings.json", json.dumps(run.settings_record, indent=2, ensure_ascii=False) + "\n")
 
 
 def note_validations(run: Run, stage: str, held_out: HeldOut, validations: Cadence) -> None:
-    """Write the record anew when a stage has begun, with the validations that it has."""
+    """Add the validations of a stage that has begun to the record, and write it anew; what cannot be written is reported."""
     samples = held_out.n_samples if held_out.is_there else 0
     known = "all" if samples is None else samples, None if samples is None else held_out.n_tokens, validations.in_words()
     run.runner.stages[stage] |= dict(zip(VALIDATIONS, known, strict=True))
-    write_settings(run)
+    run.settings_record["stages"][stage] = run.runner.stages[stage]
+    try:
+        write_settings(run)
+    except OSError as error:
+        run.report.save_failed(run.out_dir, error)
 
 
 def stages_of_checkpoint(stored: dict[str, Any], curriculum: Curriculum, context_len: int) -> dict[str, dict[str, Any]]:

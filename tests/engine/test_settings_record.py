@@ -1,4 +1,5 @@
 """NAME_settings.json: what a run used, and that it can be repeated from it."""
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -6,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import TINY, compare_runs, load, sentences, train_plan, write_plan, write_rows
 
+from lmplay.engine import settings_record
 from lmplay.train.__main__ import main
 
 PLAN = {"$defaults": {"lr": 0.01}, "$model": {"num_blocks": 1, "embed_dim": 32, "num_heads": 2},
@@ -101,3 +103,21 @@ def test_a_record_that_was_edited_wrongly_is_refused_with_all_its_faults(folder,
     assert main([*TINY, "--use-config", "edited.json"]) == 2
     said = capsys.readouterr().err
     assert all(word in said for word in ("'lr': found -1", "'keep': found \"x\"", "'sped': there is no such flag"))
+
+
+def test_it_is_made_once_and_a_disk_that_is_full_when_a_stage_begins_ends_nothing(folder, capsys, monkeypatch):
+    written, clock = [], itertools.count()
+
+    def write(path, text):
+        written.append(json.loads(text))
+        if len(written) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(settings_record, "write_text", write)
+    monkeypatch.setattr(settings_record.time, "strftime", lambda *_: str(next(clock)))
+    said = train_plan(capsys)
+    assert len(written) == 3  # at the start, and when each of two stages begins
+    assert len({record["time"] for record in written}) == 1
+    assert "validated" in written[1]["stages"]["one"]
+    assert "validated" not in written[1]["stages"]["two"]
+    assert said.count("No space left on device") == 2
