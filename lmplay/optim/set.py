@@ -153,6 +153,8 @@ def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 
 _KERNELS = {"fused", "foreach"}
+# Of the dimensions of a small parameter: each tells which dimension of a real one it stands for, also where an optimizer keeps one of them only (Adafactor).
+_SIZES = (2, 3, 5, 7, 11, 13, 17)
 
 
 def _is_like(before: Any, now: Any) -> bool:
@@ -165,22 +167,28 @@ def _is_like(before: Any, now: Any) -> bool:
 
 
 def _check_tensors(optimizer: torch.optim.Optimizer, settings: dict[str, Any], parameters: list[torch.nn.Parameter], state: dict[int, dict[str, Any]]) -> None:
-    """Check the tensors that belong to the parameters against those of a small optimizer of the same kind after one step; raises ValueError."""
-    small = torch.nn.Parameter(torch.zeros(2, 3))
-    small.grad = torch.zeros_like(small)
-    wanted = inspect.signature(type(optimizer)).parameters.keys() - {"params"}
-    model = type(optimizer)([small], **{name: value for name, value in settings.items() if name in wanted - _KERNELS})
-    model.step()
-    expected = model.state[small]
+    """Check the state of each parameter against what an optimizer of the same kind has of a small parameter after one step; raises ValueError."""
+    expected = {dims: _state_of_small(type(optimizer), settings, dims) for dims in {parameter.dim() for parameter in parameters}}
     for number, values in state.items():
-        if not 0 <= number < len(parameters) or values.keys() != expected.keys():
+        if not 0 <= number < len(parameters) or values.keys() != expected[parameters[number].dim()].keys():
             raise ValueError(f"the state of parameter {number} is not one of this optimizer")
-        for name, value in values.items():
-            if not isinstance(expected[name], torch.Tensor):
-                alike = _is_like(value, expected[name])
+        real = dict(zip(_SIZES, parameters[number].shape, strict=False))
+        for name, like in expected[parameters[number].dim()].items():
+            value = values[name]
+            if not isinstance(like, torch.Tensor):
+                alike = _is_like(value, like)
             else:
-                shape = parameters[number].shape if expected[name].shape == small.shape else expected[name].shape
-                alike = isinstance(value, torch.Tensor) and value.is_floating_point() == expected[name].is_floating_point() and not value.is_complex() \
-                    and value.shape == shape
+                alike = isinstance(value, torch.Tensor) and value.is_floating_point() == like.is_floating_point() and not value.is_complex() \
+                    and list(value.shape) == [real.get(size, size) for size in like.shape]
             if not alike:
                 raise ValueError(f"{name} of parameter {number} has another form")
+
+
+def _state_of_small(kind: type[torch.optim.Optimizer], settings: dict[str, Any], dims: int) -> dict[str, Any]:
+    """Give an optimizer's state of a parameter with this number of dimensions, of the first of `_SIZES`, after one step."""
+    small = torch.nn.Parameter(torch.zeros(_SIZES[:dims]))
+    small.grad = torch.zeros_like(small)
+    taken = inspect.signature(kind).parameters.keys() - {"params"} - _KERNELS
+    model = kind([small], **{name: value for name, value in settings.items() if name in taken})
+    model.step()
+    return model.state[small]
