@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..tokenizer import Tokenizer
 from .stage import StageData
 
-# So many samples of a stage are tried, and so many characters.
+# The samples of a stage that are tried at most, and the characters.
 _SAMPLES, _CHARACTERS = 200, 100_000
 # Below this share nothing is said: a normalizer may write a few characters another way. Above the other a new model is refused.
 _UNSAID, _REFUSED = 0.001, 0.5
@@ -22,7 +22,7 @@ def check_round_trip(tokenizer: Tokenizer, stages: Iterable[tuple[str, StageData
     :raises UserError: when it is.
     """
     if tokenizer.note:
-        say(f"warning: {tokenizer.note}")
+        say(f"WARNING: {tokenizer.note}")
     for name, data in () if tokenizer.writes_all else stages:
         share = _lost_share(tokenizer, data)
         line = (f"stage '{name}': the tokenizer {tokenizer.name} cannot write {share:.1%} of the characters of its first samples; they are lost, and bits per "
@@ -30,7 +30,7 @@ def check_round_trip(tokenizer: Tokenizer, stages: Iterable[tuple[str, StageData
         if share > _REFUSED and refuse:
             raise UserError(f"{line} Choose one that has all bytes, such as --tokenizer train:8192 or --tokenizer bytes.")
         if share > _UNSAID:
-            say(f"warning: {line}")
+            say(f"WARNING: {line}")
 
 
 def _lost_share(tokenizer: Tokenizer, data: StageData) -> float:

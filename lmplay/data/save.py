@@ -30,7 +30,7 @@ def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str],
     :param specs: the sources; one that is local, built in or already saved needs nothing.
     :param folder: the data sets folder; `saved/` in it gets one folder for each.
     :param say: is given one line of text for each source, and lines of progress.
-    :raises UserError: when a data set cannot be had, or there is no room; what was saved before stays.
+    :raises UserError: when a data set cannot be had, or there is no space; what was saved before stays.
     :raises Unavailable: when the hub does not answer.
     """
     for spec in specs:
@@ -66,7 +66,7 @@ def _save(spec: SourceSpec, folder: Path, target: Path, say: Callable[[str], Non
             DatasetDict(parts).save_to_disk(str(temporary))
         os.replace(temporary, target)
     except OSError as error:
-        raise UserError(f"source {spec.path}: cannot be saved in {target} ({first_line(error)}); is there room?") from None
+        raise UserError(f"source {spec.path}: cannot be saved in {target} ({first_line(error)}); is there space on the disk?") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return sum(len(part) for part in parts.values())
@@ -77,7 +77,7 @@ def _check_disk(spec: SourceSpec, folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(f"source {spec.path}: needs at least {bytes_in_words(needed)} in {folder}, and {bytes_in_words(free)} are free; "
-                        "make room, or choose another --out-dir.")
+                        "free some space, or choose another --out-dir.")
 
 
 def _is_here(file: Download, folder: Path) -> bool:

@@ -25,7 +25,7 @@ from .stream import Length, SampleStream
 _NAMED = 6
 # How pieces are divided among batches, by the rules of the stage.
 _PIECES = {1: "together", 2: "spread", 3: "spread"}
-# By default this share of a source's rows is held out, but no more than so many rows.
+# By default this share of a source's rows is held out, but no more rows than this.
 DEFAULT_HELD_OUT, MOST_HELD_OUT = 0.1, 5000
 
 

@@ -64,7 +64,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
         run.record.saves.pop()  # the one before has failed
     if run.saver.failed >= MOST_FAILED_SAVES:
         raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
-                            "make room for the next, and the same command goes on from it.")
+                            "free some space for the next, and the same command goes on from it.")
     run.record.note_save()
     run.record.note_memory(peak_memory(run.runtime.device))
     run.saver.save(content_of(run.components), stage, run.record, before=lambda record: try_to_write_stats(run, record),

@@ -17,7 +17,7 @@ from ..objectives import load_objective
 from ..objectives.base import Objective
 from ..optim.grads import check_grads
 from ..optim.optimizers import build_optimizers
-from ..plan.names import DEFAULT_OBJECTIVE
+from ..plan.names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
@@ -115,7 +115,7 @@ class StageRunner:
         if run.optimizers.kind != self.settings.optimizer:
             run.optimizers = build_optimizers(self.settings.optimizer, run.device_model.raw, self.settings.lr)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
-        run.optimizers.set_options({name: getattr(self.settings, name) for name in ("betas", "eps", "momentum")})
+        run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
         run.device_model.raw.train()
         self._budget.settle()
 

@@ -30,6 +30,10 @@ class Member(NamedTuple):
     lr_factor: float = 1.0
 
 
+# The settings of optimizers that flags and plans know.
+OPTIMIZER_SETTINGS = ("betas", "eps", "momentum")
+
+
 class OptimizerRow(NamedTuple):
     """An optimizer that `--optimizer` can name; its description says what differs from torch's defaults (may be empty).
 

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import OBJECTIVES, OPTIMIZERS, SCHEDULES, in_words, objectives
+from .names import OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
@@ -218,7 +218,7 @@ class Optimizer(Part):
         if given.get("name") in OPTIMIZERS:
             takes = OPTIMIZERS[given["name"]].takes
             yield from ((key, f"found it with {given['name']}, allowed: {', '.join(takes)}")
-                        for key in ("betas", "eps", "momentum") if key in given and key not in takes)
+                        for key in OPTIMIZER_SETTINGS if key in given and key not in takes)
 
 
 class Shuffle(Part):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..paths import in_folder
 from .catalog import DATA_SUFFIXES
-from .names import DEFAULT_OBJECTIVE, OPTIMIZERS, RESERVED_ENDING
+from .names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
 from .options import FLAGS, Options
 
 if TYPE_CHECKING:
@@ -203,11 +203,10 @@ def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) -> tupl
     """Choose a stage's optimizer and its settings; raises UserError for a typed flag that it does not know."""
     own = stage.optimizer
     name = begun_with or (settings.optimizer if own is None or "optimizer" in settings.explicit else own.name)
-    settable = ("betas", "eps", "momentum")
-    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else settable  # of another one they are not known
+    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else OPTIMIZER_SETTINGS  # of another one they are not known
     if faults := [f"--{key}: stage '{stage.name}' is trained with {name}, which takes {' and '.join(takes) or 'none of them'}; leave it out, or choose another "
-                  "--optimizer." for key in settable if getattr(settings, key) is not None and key not in takes]:
+                  "--optimizer." for key in OPTIMIZER_SETTINGS if getattr(settings, key) is not None and key not in takes]:
         raise UserError(*faults)
     betas, eps, momentum = (getattr(own, key) if getattr(settings, key) is None and own is not None and own.name == name else getattr(settings, key)
-                            for key in settable)
+                            for key in OPTIMIZER_SETTINGS)
     return name, None if betas is None else tuple(betas), eps, momentum

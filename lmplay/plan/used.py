@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .names import OPTIMIZERS, SCHEDULES
+from .names import OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES
 from .options import FLAGS, ONCE, Change
 from .settings import MODEL_KEYS, Settings, StageSettings
 
@@ -20,7 +20,6 @@ _APART = ("given", "plan", "model_args", "stages", "typed", "defaults", "command
 _BY_STAGE = tuple(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE)
 # What a stage's plan entry says in other words than `StageSettings`.
 _SAID_OTHERWISE = ("name", "lr_schedule", "early_stopping")
-_OPTIMIZER_SETTINGS = ("betas", "eps", "momentum")
 # What is known of a stage's validations when it has begun.
 VALIDATIONS = ("validation_samples", "validation_tokens", "validated")
 
@@ -35,9 +34,9 @@ def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     values = {key: value for key, value in stage.model_dump(exclude_none=True).items() if key not in _SAID_OTHERWISE} | asdict(used)
     del values["validation_is_bounded"]
     row = OPTIMIZERS[used.optimizer]
-    unsaid = {**dict.fromkeys(_OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay, "min_fraction": SCHEDULES[used.schedule].min_fraction}
+    unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay, "min_fraction": SCHEDULES[used.schedule].min_fraction}
     values |= {name: value for name, value in unsaid.items() if values[name] is None}
-    return {name: value for name, value in values.items() if name not in _OPTIMIZER_SETTINGS or name in row.takes}
+    return {name: value for name, value in values.items() if name not in OPTIMIZER_SETTINGS or name in row.takes}
 
 
 def flags_as_given(settings: Settings) -> dict[str, dict[str, Any]]:

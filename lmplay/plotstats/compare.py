@@ -69,6 +69,11 @@ class Comparison:
         return self.low > 0 or self.high < 0
 
     @property
+    def set_in_words(self) -> str:
+        """The set's name as people read it."""
+        return "held out" if self.set == HELD_OUT else self.set
+
+    @property
     def verdict(self) -> str:
         """Say in words which is better."""
         of = "the samples" if len(self.single) == 2 else "samples and seeds"
@@ -169,8 +174,7 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
     """Say for people what was compared."""
     lines = []
     for one in comparisons:
-        name = "held out" if one.set == HELD_OUT else one.set
-        lines.append(f"{one.idea} against {one.baseline}, {counted(one.samples, 'sample')} of {name}: {one.loss:.4f} and "
+        lines.append(f"{one.idea} against {one.baseline}, {counted(one.samples, 'sample')} of {one.set_in_words}: {one.loss:.4f} and "
                      f"{one.baseline_loss:.4f} {one.unit}")
         lines.append(f"  difference {one.difference:+.4f}, 95 % interval {one.low:+.4f} to {one.high:+.4f}: {one.verdict}")
     return lines

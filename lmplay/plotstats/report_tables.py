@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ..stats.totals import HELD_OUT
 from ..words import compact, duration
 from .compare import Comparison, Idea, idea_lines
 from .runs import Curve, Floats
@@ -37,7 +36,7 @@ def comparison_table(ideas: Sequence[Idea], comparisons: Sequence[Comparison]) -
     """Lay out what the ideas are against the baseline, a row for each and for each set of samples, and above it which runs are one idea."""
     if not comparisons:
         return ""
-    rows = [[one.idea, one.baseline, one.set.replace("_", " ") if one.set == HELD_OUT else one.set, f"{one.samples:,}", f"{one.loss:.4f}",
+    rows = [[one.idea, one.baseline, one.set_in_words, f"{one.samples:,}", f"{one.loss:.4f}",
              f"{one.baseline_loss:.4f}", one.unit, f"{one.difference:+.4f}", f"{one.low:+.4f} to {one.high:+.4f}", one.verdict] for one in comparisons]
     heads = ("idea", "against", "judged by", "samples", "loss", "baseline's", "unit", "difference", "95 % interval", "verdict")
     groups = "".join(f"<p>{html.escape(line)}</p>" for line in idea_lines(ideas))

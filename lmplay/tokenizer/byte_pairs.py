@@ -28,8 +28,8 @@ O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{_SHORTENED}|[^\r\n\p{{L}
 CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
 # By the most digits that stay together.
 SPLITS = {1: LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), 3: LLAMA3}
-# The classes of characters these are made of. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
-_CLASSES = (r"\p{L}", r"\p{N}", r"\s", r"(?i:[sdmtlrve])", _CAPITALS, _SMALL)
+# The classes of characters these are made of, each with what a pattern has that asks for it. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
+_CLASSES = {r"\p{L}": r"\p{L}", r"\p{N}": r"\p{N}", r"\s": r"\s", r"(?i:[sdmtlrve])": "(?i:", _CAPITALS: _CAPITALS, _SMALL: _SMALL}
 _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x3000, 0x40000, 16)) if not 0xD800 <= code < 0xE000)))
 # A text with a run of white space twice this long goes to `tokenizers`: from some 100,000 on, tiktoken's regular expressions fail.
 _LONG_SPACE = 20_000
@@ -80,7 +80,7 @@ def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:
     settings = json.loads(fast.to_str())
     pattern = _pattern(settings)
     ranked = None if pattern is None else _ranked(settings["model"])
-    if pattern is None or ranked is None or not _same_characters():
+    if pattern is None or ranked is None or not _same_characters(pattern):
         return None
     letters = bytes_of_letters()
     ranks = {bytes(map(letters.__getitem__, token)): rank for rank, token in enumerate(ranked)}
@@ -136,14 +136,14 @@ def _ranked(model: dict[str, Any]) -> list[str] | None:
     return None if whole_words else list(ranks)
 
 
-@lru_cache(maxsize=1)
-def _same_characters() -> bool:
-    """Tell whether the regular expressions of both libraries know the same letters, digits and spaces."""
+@lru_cache(maxsize=8)
+def _same_characters(pattern: str) -> bool:
+    """Tell whether the regular expressions of both libraries know the same characters of the classes that a pattern has."""
     import tiktoken
     from tokenizers import Regex, pre_tokenizers
 
     single = {bytes([byte]): byte for byte in range(256)}
-    for kind in _CLASSES:
+    for kind in (kind for kind, mark in _CLASSES.items() if mark in pattern):
         theirs = pre_tokenizers.Split(Regex(f"(?:{kind})+"), "removed", invert=True).pre_tokenize_str(_SOME_CHARACTERS)
         ours = tiktoken.Encoding("lmplay", pat_str=kind, mergeable_ranks=single, special_tokens={}).encode_ordinary(_SOME_CHARACTERS)
         if bytes(ours).decode() != "".join(part for part, _ in theirs):

@@ -83,7 +83,7 @@ def training_options(name: str) -> tuple[int, int | None] | None:
     key, _, digits = option.partition("=")
     if not size.isdecimal() or int(size) < SMALLEST_VOCAB or (comma and (key != "digits" or digits not in map(str, SPLITS))):
         raise UserError(f"tokenizer '{name}': allowed is train:N with N from {SMALLEST_VOCAB} (256 bytes and the end token), such as train:4096, and "
-                        "train:N,digits=1 or train:N,digits=3 for tokens of at most so many digits.")
+                        "train:N,digits=1 or train:N,digits=3 for tokens of at most one or three digits.")
     return int(size), int(digits) if comma else None
 
 

@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_or_too_small_is_one_clear_line(server, tmp_path, pl
 
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub, "hf_hub_download", full)
-        with pytest.raises(UserError, match=r"^source o/plain: there is no room on the disk \(.*No space left on device\); make some"):
+        with pytest.raises(UserError, match=r"^source o/plain: there is no space on the disk \(.*No space left on device\); free some"):
             save_sources(plan, tmp_path / "datasets", print)
     with monkeypatch.context() as patch:
         patch.setattr(save.shutil, "disk_usage", lambda folder: SimpleNamespace(free=5000))

@@ -87,5 +87,5 @@ def test_a_folder_that_transformers_does_not_open_is_read_with_a_warning(tmp_pat
     folder = folder_with(tmp_path, config)
     assert load_tokenizer(folder).encode(TEXTS[0]).ids.tolist() == load_tokenizer(f"{folder}/tokenizer.json").encode(TEXTS[0]).ids.tolist()
     said = train(capsys, "--tokenizer", folder, "--dataset", "builtin:tales", "--max-steps", 1, code=75)
-    assert f"warning: tokenizer {folder}: transformers does not open it as" in said
-    assert "warning: tokenizer" not in train(capsys, "--dataset", "builtin:tales", "--tokenizer", folder, "--max-steps", 1, code=75)
+    assert f"WARNING: tokenizer {folder}: transformers does not open it as" in said
+    assert "WARNING: tokenizer" not in train(capsys, "--dataset", "builtin:tales", "--tokenizer", folder, "--max-steps", 1, code=75)

@@ -104,7 +104,7 @@ def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_byte
     :param refuse_bytes: refuse strings that are not UTF-8, instead of replacing the bytes that are not.
     :param choose: chooses among the names of its columns.
     :return: its rows.
-    :raises UserError: when it is damaged or there is no room.
+    :raises UserError: when it is damaged or there is no space.
     """
     import pyarrow
     from pyarrow import parquet

@@ -119,7 +119,7 @@ def download(spec: SourceSpec, file: Download, folder: Path) -> None:
     :param spec: the source.
     :param file: one of its files.
     :param folder: the data sets folder.
-    :raises UserError: when it cannot be had, or there is no room.
+    :raises UserError: when it cannot be had, or there is no space.
     :raises Unavailable: when the hub does not answer.
     """
     import huggingface_hub
@@ -301,7 +301,7 @@ def explain(path: str, error: Exception) -> str:
     """
     text, kind, start = str(error), type(error).__name__, f"source {path}: "
     if disk_is_full(error):
-        return f"{start}there is no room on the disk ({first_line(error)}); make some, or choose another --out-dir. What has been downloaded is kept."
+        return f"{start}there is no space on the disk ({first_line(error)}); free some, or choose another --out-dir. What has been downloaded is kept."
     configs = re.search(r"[Aa]vailable(?: configs)?: (\[.*?\])", text)
     if configs:
         return f"{start}needs one of its configs in 'config': {configs[1].strip('[]').replace(chr(39), '')}."

@@ -31,7 +31,7 @@ _BATCH_ROWS = 512
 _FIRST_ROWS = 100
 # Bytes read at a time; of JSON lines a small part first, as often only the first rows are wanted.
 _FIRST_PART, _PART = 2**18, 2**22
-# Columns that are no further from each other are fetched together: a request takes about as long as so many bytes.
+# Columns that are no further from each other are fetched together: a request takes about as long as reading this many bytes.
 _GAP = 2**20
 # The most files whose rows are counted at the start when no description states their number, and how many are asked at once.
 _MOST_COUNTED, _COUNTED_TOGETHER = 64, 8

@@ -31,7 +31,7 @@ _BLOCK = 1 << 20
 Stamp = tuple[int, int, int]
 # What is made of a file (unpacked, converted) may have this many bytes, or this many times its own size if that is more: text packs 3 to 30 times.
 _MADE, _TIMES = 1 << 30, 100
-# Bytes of a disk that stay free for others: a twentieth of it, at most this many. It is looked at after so many bytes.
+# Bytes of a disk that stay free for others: a twentieth of it, at most this many; and the bytes that are written between two looks at it.
 _SPARE, _LOOK_AT_DISK = 1 << 30, 1 << 24
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
 _OPEN_FILES = 64
@@ -284,7 +284,7 @@ class _Bounded:
             usage = shutil.disk_usage(self._folder)
             if usage.free - len(data) < (spare := min(_SPARE, usage.total // 20)):
                 raise UserError(f"{self._original}: what it holds would fill the disk of {self._folder} ({usage.free:,} bytes are free, {spare:,} stay so); "
-                                "make room, or choose another --out-dir.")
+                                "free some space, or choose another --out-dir.")
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -299,7 +299,7 @@ def unpack(path: Path, kind: str, folder: Path, index: Index | None = None) -> P
     :param folder: the data sets folder; `unpacked/` in it keeps the result.
     :param index: keeps the digests of packed files.
     :return: the unpacked file, whose name ends as the packed one's did before .gz or .zst.
-    :raises UserError: when it is damaged or there is no room.
+    :raises UserError: when it is damaged or there is no space.
     """
     def write(file: IO[bytes]) -> None:
         with _open_packed(path, kind) as packed:
@@ -315,7 +315,7 @@ def unpack(path: Path, kind: str, folder: Path, index: Index | None = None) -> P
     try:
         return made_once(path, folder / "unpacked", path.stem if path.suffix.lower() in PACKED_SUFFIXES else path.name, write, index)
     except OSError as error:
-        raise UserError(f"{path}: cannot be unpacked into {folder} ({error.strerror or error}); is there room?") from None
+        raise UserError(f"{path}: cannot be unpacked into {folder} ({error.strerror or error}); is there space on the disk?") from None
 
 
 def _open_packed(path: Path, kind: str) -> Any:

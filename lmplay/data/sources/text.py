@@ -210,7 +210,7 @@ class TextScan:
 def _block_starts(read: Callable[[int, int], bytes], size: int, begin: int, limit: int) -> array[int]:
     """Find the first byte of each row, and the end of the file.
 
-    :param read: gives bytes from a place on, at most so many.
+    :param read: gives the bytes from a place on, at most a number of them.
     :param size: of the file.
     :param begin: where its text begins.
     :param limit: greatest length of a row.
