@@ -28,7 +28,8 @@ O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{_SHORTENED}|[^\r\n\p{{L}
 CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
 # By the most digits that stay together.
 SPLITS = {1: LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), 3: LLAMA3}
-# The classes of characters these are made of, each with what a pattern has that asks for it. Whether two libraries have the same Unicode is seen in every 16th code point: a version brings thousands.
+# The classes of characters these are made of, each with what a pattern has that asks for it. Whether two libraries have the same Unicode is seen in every
+# 16th code point: a version brings thousands.
 _CLASSES = {r"\p{L}": r"\p{L}", r"\p{N}": r"\p{N}", r"\s": r"\s", r"(?i:[sdmtlrve])": "(?i:", _CAPITALS: _CAPITALS, _SMALL: _SMALL}
 _SOME_CHARACTERS = "".join(map(chr, (code for code in (*range(0x3000), *range(0x3000, 0x40000, 16)) if not 0xD800 <= code < 0xE000)))
 # A text with a run of white space twice this long goes to `tokenizers`: from some 100,000 on, tiktoken's regular expressions fail.
