@@ -222,7 +222,7 @@ def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> 
 
     :param alone: it is the only mini-batch of its step: gradients are dropped first, not added to.
     """
-    model, nobody = run.device_model, OptimizerSet("none", {}, {})
+    model, nobody = run.device_model, OptimizerSet("none", {})
 
     def once() -> float:
         if alone:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,8 @@ from ..exp import experiments, get_experiment
 from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
-from ..optim.optimizers import build_like, build_optimizers
+from ..optim.groups import follow_rules
+from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import SCHEDULES
@@ -257,12 +258,12 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
     return replace(settings, **kept)
 
 
-def check_model(ahead: Outline, runtime: Runtime | None, stages: Iterable[Stage]) -> None:
+def check_model(ahead: Outline, runtime: Runtime | None, stages: Sequence[Stage]) -> None:
     """Build the model without weights, to refuse now what it cannot do.
 
     :param runtime: where it will be; None where that is not known.
     :param stages: those that are to be trained.
-    :raises UserError: for wrong sizes, for flags that the model does not support, and for `freeze` patterns that match nothing.
+    :raises UserError: for wrong sizes, for flags that the model does not support, for patterns that match nothing, and for optimizers that cannot be built.
     """
     faults, shapes, args = Faults(), None, ahead.spec.args
     with faults.collected():
@@ -279,6 +280,25 @@ def check_model(ahead: Outline, runtime: Runtime | None, stages: Iterable[Stage]
         for stage in stages:
             with faults.collected():
                 freeze(shapes, stage, ahead.settings)
+        with faults.collected():
+            _check_optimizers(ahead, shapes, stages)
+    faults.refuse()
+
+
+def _check_optimizers(ahead: Outline, shapes: nn.Module, stages: Sequence[Stage]) -> None:
+    """Build the optimizers of stages for a model without weights, to refuse now what they cannot do; raises UserError with all faults."""
+    faults = Faults()
+    follow_rules(shapes, next((stage.optimizer_rules for stage in stages if stage.optimizer_rules), ()))
+    built: list[StageSettings] = []
+    for stage in stages:
+        with suppress(UserError):  # which are told when the stage is opened
+            used = ahead.stage_settings(stage)
+            if not any((used.optimizer, used.optimizer_settings) == (other.optimizer, other.optimizer_settings) for other in built):
+                built.append(used)
+    for used in built:
+        if used.optimizer:  # that of a wrong plan may be unknown
+            with faults.collected():
+                optimizers_of(used, shapes)
     faults.refuse()
 
 
@@ -391,10 +411,20 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     if spec.initial_weights is not None:
         model.restore(spec.initial_weights)
     module.to(runtime.device)
-    first = next((stage.settings.optimizer for stage in opened), settings.optimizer)
-    optimizers = build_like(ahead.stored["optimizers"]["state"], ahead.stored_optimizer, module, settings.lr) \
-        if ahead.stored is not None and ahead.stored_optimizer is not None else build_optimizers(first, module, settings.lr, settings.weight_decay)
+    optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
+
+
+def _make_optimizers(ahead: Outline, stages: list[OpenStage], module: nn.Module) -> OptimizerSet:
+    """Make the optimizers of the first stage, or those that the checkpoint has a state of."""
+    stored = ahead.stored_optimizer
+    if not stages:
+        return build_optimizers(stored or ahead.settings.optimizer, module, ahead.settings.lr, ahead.settings.weight_decay)
+    first = stages[0].settings
+    if stored is None or ahead.stored is None:
+        return optimizers_of(first, module)
+    same = first if first.optimizer == stored else replace(first, optimizer=stored, optimizer_settings={})
+    return build_like(ahead.stored["optimizers"]["state"], partial(optimizers_of, same, module))
 
 
 def _already_done(ahead: Outline, report: Report) -> None:
@@ -477,8 +507,7 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    kinds = {stage.settings.optimizer for stage in run.stages.values()}
-    state = max((build_optimizers(kind, run.device_model.raw, 1.0).state_bytes() for kind in kinds), default=0)
+    state = max((optimizers_of(stage.settings, run.device_model.raw).state_bytes() for stage in run.stages.values()), default=0)
     size = checkpoint_bytes(run.device_model.raw, state)
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]

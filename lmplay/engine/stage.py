@@ -16,7 +16,7 @@ from ..errors import TrainingError
 from ..objectives import load_objective
 from ..objectives.base import Objective
 from ..optim.grads import check_grads
-from ..optim.optimizers import build_optimizers
+from ..optim.optimizers import optimizers_of
 from ..plan.names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
@@ -112,8 +112,8 @@ class StageRunner:
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
         freeze(run.device_model.raw, self.stage, run.settings)
-        if run.optimizers.kind != self.settings.optimizer:
-            run.optimizers = build_optimizers(self.settings.optimizer, run.device_model.raw, self.settings.lr)
+        if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
+            run.optimizers = optimizers_of(self.settings, run.device_model.raw)
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
         run.device_model.raw.train()

@@ -26,7 +26,7 @@ def apply_freeze(model: nn.Module, patterns: Sequence[str], default_freeze: bool
         matching = [parameter for name, parameter in named if fnmatchcase(name, pattern.removeprefix("!"))]
         frozen.update({id(parameter): not pattern.startswith("!") for parameter in matching})
         if not matching:
-            faults.append(_no_match(pattern, [name for name, _ in named]))
+            faults.append(f"freeze {no_match(pattern, [name for name, _ in named])}")
     if not faults and all(frozen.values()):
         faults.append(f"freeze {list(patterns)}: nothing is left to train; thaw some parameters, such as '!{named[-1][0]}'.")
     if faults:
@@ -38,10 +38,10 @@ def apply_freeze(model: nn.Module, patterns: Sequence[str], default_freeze: bool
     return [name for name, parameter in named if frozen[id(parameter)]]
 
 
-def _no_match(pattern: str, names: list[str]) -> str:
+def no_match(pattern: str, names: list[str]) -> str:
     """Say that a pattern matches nothing, and what might."""
     modules = {name.rsplit(".", level)[0] for name in names for level in range(1, name.count(".") + 1)}
     # a pattern such as "block.0.*" means a module, so compare its head with modules too
     guess = nearest(pattern.removeprefix("!").rstrip("*").rstrip("."), [*names, *sorted(modules)])
     tops = ", ".join(dict.fromkeys(name.split(".")[0] for name in names))
-    return f"freeze '{pattern}': matches no parameter.{guess} Parameter names begin with: {tops}."
+    return f"'{pattern}': matches no parameter.{guess} Parameter names begin with: {tops}."

@@ -1,16 +1,22 @@
-"""Which parameters decay, and which of them a member of an optimizer set gets.  Math floor: imports torch only."""
+"""Which parameters decay, which rule of a plan a parameter follows, and which parameters a member of an optimizer set gets.  Math floor."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from ..errors import UserError
+from ..plan.schema import OptimizerRule
+from .freeze import no_match
+
 PARAMETERS = ("all", "matrices", "others")
-"""The words for parts of a model: `matrices` are the weights that decay, but for the head's; `others` are the rest."""
+"""The words for parts of a model: `matrices` are the weights of two dimensions that decay, but for the head's; `others` are the rest."""
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", by_name: bool = True) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", by_name: bool = True, among: Collection[int] | None = None) \
+        -> list[dict[str, Any]]:
     """Split a model's parameters into those that decay and those that don't.
 
     Biases, norms and embeddings (a head tied to one too) don't, nor does what has `embed` in its name, or the attribute ``skip_weight_decay = True``.
@@ -20,17 +26,42 @@ def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", 
     :param weight_decay: for the first group.
     :param which: one of :data:`PARAMETERS`.
     :param by_name: False = as in the runs before names counted.
+    :param among: the ids of the parameters to choose from; None = all.
     :return: two groups, each in the order of ``model.named_parameters()``, with the plain key ``decays`` to tell them apart.
     """
     if which not in PARAMETERS:
         raise ValueError(f"parameters '{which}': allowed is one of {', '.join(PARAMETERS)}")
     spared = {id(parameter) for parameter in _spared(model, by_name)}
-    head = {id(parameter) for parameter in model.get_submodule("head").parameters()} if which != "all" else set()
-    mine = [parameter for parameter in model.parameters()
-            if which == "all" or (which == "matrices") == (id(parameter) not in spared and id(parameter) not in head)]
+    head = {id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False) if name.startswith("head.")}
+    mine = [parameter for parameter in model.parameters() if (among is None or id(parameter) in among)
+            and (which == "all" or (which == "matrices") == (parameter.ndim == 2 and id(parameter) not in spared and id(parameter) not in head))]
     decaying = [parameter for parameter in mine if id(parameter) not in spared]
     others = [parameter for parameter in mine if id(parameter) in spared]
     return [{"params": decaying, "weight_decay": weight_decay, "decays": True}, {"params": others, "weight_decay": 0.0, "decays": False}]
+
+
+def follow_rules(model: nn.Module, rules: Sequence[OptimizerRule]) -> list[set[int]]:
+    """Find the parameters that follow each rule of a plan's `$optimizer`.
+
+    :param model: the raw model; a tied weight has all of its names.
+    :return: for each rule the ids of its parameters.
+    :raises UserError: for each pattern that matches nothing, and each two rules for one parameter.
+    """
+    named = list(model.named_parameters(remove_duplicate=False))
+    first: dict[int, OptimizerRule] = {}
+    found, faults = [], []
+    for rule in rules:
+        matching = {id(parameter): name for pattern in rule.patterns for name, parameter in named if fnmatchcase(name, pattern)}
+        faults += [f"$optimizer {no_match(pattern, [name for name, _ in named])}" for pattern in rule.patterns
+                   if not any(fnmatchcase(name, pattern) for name, _ in named)]
+        twice = [number for number in matching if number in first]
+        if twice:
+            faults.append(f"$optimizer: '{rule.name}' and '{first[twice[0]].name}' both match {matching[twice[0]]}; a parameter follows one rule at most.")
+        first |= dict.fromkeys(matching, rule)
+        found.append({*matching})
+    if faults:
+        raise UserError(*faults)
+    return found
 
 
 def _spared(model: nn.Module, by_name: bool) -> Iterator[nn.Parameter]:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -10,50 +10,105 @@ import torch
 from torch import nn
 
 from ..errors import UserError, nearest
-from ..plan.names import OPTIMIZERS, Member
-from .groups import parameter_groups
-from .set import OptimizerSet
+from ..plan.names import CODE, OPTIMIZER_SETTINGS, OPTIMIZERS, Member, OptimizerRow, optimizer_row
+from ..plan.schema import OptimizerRule
+from ..plan.settings import StageSettings
+from .groups import follow_rules, parameter_groups
+from .set import OptimizerSet, Part
 
 
-def build_like(state: Mapping[str, Any], name: str, model: nn.Module, lr: float) -> OptimizerSet:
+def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) -> OptimizerSet:
+    """Build what updates all parameters of a model in a stage, see :func:`build_optimizers`."""
+    return build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules)
+
+
+def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> OptimizerSet:
     """Build optimizers for a stored state: what does not decay is what did not when it began, also before names counted (:func:`parameter_groups`).
 
     :param state: of an :class:`OptimizerSet`.
+    :param build: builds one, and takes `by_name`.
     """
     def sizes(members: Mapping[str, Any]) -> list[list[int]]:
         return [[len(group["params"]) for group in member["param_groups"]] for member in members.values()]
 
-    optimizers = build_optimizers(name, model, lr)
-    return optimizers if sizes(optimizers.state()) == sizes(state) else build_optimizers(name, model, lr, by_name=False)
+    optimizers = build()
+    return optimizers if sizes(optimizers.state()) == sizes(state) else build(by_name=False)
 
 
-def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None, by_name: bool = True) -> OptimizerSet:
+def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None, by_name: bool = True,
+                     settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = ()) -> OptimizerSet:
     """Build what updates all parameters of a model, which must be on its device by now.
 
-    :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`.
+    :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`, or ``module:Class``.
     :param model: the raw model.
     :param lr: learning rate.
     :param weight_decay: for parameters that decay (see :func:`parameter_groups`); None = the default of that name.
     :param by_name: see :func:`parameter_groups`.
-    :return: one member by the name `main`, or several by the word for their parameters.
-    :raises UserError: when there is no optimizer of that name.
+    :param settings: other arguments of the class, or of the first class where the name stands for several.
+    :param rules: for parameters that are updated otherwise.
+    :return: one part by the name `main`, or several by the words for their parameters; those of a rule have its name as well.
+    :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, or the rules do not fit the model.
     """
-    if name not in OPTIMIZERS:
+    followed = follow_rules(model, rules)
+    ruled = set().union(*followed)
+    rest = None if not ruled else {id(parameter) for parameter in model.parameters()} - ruled
+    parts = dict(_parts(name, model, lr, weight_decay, by_name, settings or {}, rest))
+    for rule, among in zip(rules, followed, strict=True):
+        same = rule.kind in (None, name)
+        for key, part in _parts(name if same else str(rule.kind), model, lr * rule.lr, rule.weight_decay if rule.weight_decay is not None else weight_decay,
+                                by_name, (settings or {}) if same else {}, among):
+            if any(group["params"] for group in part.optimizer.param_groups):
+                parts[f"{key} {rule.name}"] = part._replace(lr_factor=part.lr_factor * rule.lr, weight_decay=rule.weight_decay, takes_options=same)
+    return OptimizerSet(name, parts, settings or {})
+
+
+def _parts(name: str, model: nn.Module, lr: float, weight_decay: float | None, by_name: bool, settings: Mapping[str, Any], among: Collection[int] | None) \
+        -> Iterator[tuple[str, Part]]:
+    """Build the optimizers of a name over some of the parameters."""
+    if name not in OPTIMIZERS and not CODE.fullmatch(name):
         raise UserError(f"--optimizer {name}: there is no such optimizer.{nearest(name, OPTIMIZERS)} There are: {', '.join(OPTIMIZERS)}.")
-    row = OPTIMIZERS[name]
-    members = {"main" if len(row.members) == 1 else member.parameters: member for member in row.members}
-    optimizers = {key: _build(member, model, lr, row.weight_decay, weight_decay, by_name) for key, member in members.items()}
-    return OptimizerSet(name, optimizers, {key: member.state_copies for key, member in members.items()},
-                        {key: member.lr_factor for key, member in members.items()})
+    row = optimizer_row(name)
+    for number, member in enumerate(row.members):
+        kind = _class(row, member)
+        optimizer = _build(row, member, kind, model, lr, weight_decay, by_name, {} if number else settings, among)
+        yield "main" if len(row.members) == 1 else member.parameters, Part(optimizer, member.state_copies, member.lr_factor)
 
 
-def _build(member: Member, model: nn.Module, lr: float, default_decay: float, weight_decay: float | None, by_name: bool) -> torch.optim.Optimizer:
+def _class(row: OptimizerRow, member: Member) -> type[torch.optim.Optimizer]:
+    """Import the class of an optimizer; raises UserError where that is not possible."""
+    install = f" pip install {row.package} (or 'lmplay[optimizers]') brings it." if row.package else " Give the module of an installed package, and its class."
+    try:
+        kind = EntryPoint(row.name, member.target, "").load()
+    except Exception as error:  # a module can raise anything on import
+        raise UserError(f"optimizer {row.name}: {member.target} cannot be imported ({type(error).__name__}: {error}).{install}") from error
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise UserError(f"optimizer {row.name}: {member.target} is no class of optimizers (of torch.optim.Optimizer).")
+    return _without_compiler(kind) if member.target.startswith("torch.optim:") else kind
+
+
+def _build(row: OptimizerRow, member: Member, kind: type[torch.optim.Optimizer], model: nn.Module, lr: float, weight_decay: float | None, by_name: bool,
+           settings: Mapping[str, Any], among: Collection[int] | None) -> torch.optim.Optimizer:
     """Build one torch optimizer over its part of the parameters."""
-    settings = {**member.settings, "lr": lr * member.lr_factor, "weight_decay": default_decay}
+    takes = inspect.signature(kind).parameters
+    default_decay = row.weight_decay
+    if default_decay is None:
+        default_decay = takes["weight_decay"].default if "weight_decay" in takes else 0.0
+    arguments: dict[str, Any] = {**member.settings, **settings, "lr": lr * member.lr_factor}
+    if "weight_decay" in takes:
+        arguments["weight_decay"] = default_decay
     if all(parameter.device.type in member.fused_on for parameter in model.parameters()):
-        settings["fused"] = True
-    groups = parameter_groups(model, default_decay if weight_decay is None else weight_decay, member.parameters, by_name)
-    return _without_compiler(EntryPoint(member.parameters, member.target, "").load())(groups, **settings)
+        arguments["fused"] = True
+    groups = parameter_groups(model, default_decay if weight_decay is None else weight_decay, member.parameters, by_name, among)
+    own = {"lr", "weight_decay", "params", *OPTIMIZER_SETTINGS} & settings.keys()
+    wrong = [f"settings: found '{key}', which has a key of its own" for key in sorted(own)] if row.takes or own & {"lr", "weight_decay", "params"} else []
+    if any(taken.kind is taken.VAR_KEYWORD for taken in takes.values()) is False:
+        wrong += [f"settings: {kind.__name__} has no '{key}'.{nearest(key, takes)} It takes: {', '.join(takes)}" for key in settings.keys() - takes.keys()]
+    if wrong:
+        raise UserError(*(f"optimizer {row.name}: {fault}." for fault in wrong))
+    try:
+        return kind(groups, **arguments)
+    except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"optimizer {row.name}: {kind.__name__} refuses its settings ({type(error).__name__}: {error}).") from error
 
 
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

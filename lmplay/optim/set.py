@@ -5,28 +5,44 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import UserError
 
 
+class Part(NamedTuple):
+    """An optimizer of a set, and what holds for its parameters.
+
+    `state_copies` is how many times the bytes of a parameter it keeps of it; `lr_factor` multiplies the learning rate; `weight_decay` is its own (None = that
+    of the set); and `takes_options` says that the settings of the set are meant for it.
+    """
+
+    optimizer: torch.optim.Optimizer
+    state_copies: float
+    lr_factor: float = 1.0
+    weight_decay: float | None = None
+    takes_options: bool = True
+
+
 class OptimizerSet:
-    """What updates a model's parameters, a component of a checkpoint: each parameter belongs to one member. A set without members updates nothing."""
+    """What updates a model's parameters, a component of a checkpoint: each parameter belongs to one part. A set without parts updates nothing."""
 
     name = "optimizers"
 
-    def __init__(self, kind: str, members: Mapping[str, torch.optim.Optimizer], state_copies: Mapping[str, int],
-                 lr_factors: Mapping[str, float] | None = None):
+    def __init__(self, kind: str, parts: Mapping[str, Part], settings: Mapping[str, Any] | None = None):
         """
         :param kind: what the user calls it.
-        :param members: the optimizers, by the names that they have in a checkpoint.
-        :param state_copies: how many tensors of a parameter's size each keeps of it.
-        :param lr_factors: what the learning rate of each is multiplied with; 1 for those that are not there.
+        :param parts: by the names that they have in a checkpoint.
+        :param settings: the arguments that it was built with, besides those that have a flag.
         """
-        self.kind, self.members = kind, dict(members)
-        self._state_copies, self._lr_factors = state_copies, lr_factors or {}
+        self.kind, self.settings = kind, dict(settings or {})
+        self._parts = dict(parts)
+        self.members = {name: part.optimizer for name, part in parts.items()}
+        for optimizer in self:
+            if hasattr(optimizer, "train"):  # schedule-free ones have two points: where the gradient is taken, and their average
+                optimizer.train()
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         return iter(self.members.values())
@@ -36,13 +52,13 @@ class OptimizerSet:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the newest step, of the first member."""
-        name, optimizer = next(iter(self.members.items()))
-        return float(optimizer.param_groups[0]["lr"]) / self._lr_factors.get(name, 1.0)
+        """The learning rate of the newest step, of the first part."""
+        part = next(iter(self._parts.values()))
+        return float(part.optimizer.param_groups[0]["lr"]) / part.lr_factor
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all members."""
+        """The parameter groups of all parts."""
         return [group for optimizer in self for group in optimizer.param_groups]
 
     def zero_grad(self) -> None:
@@ -73,41 +89,42 @@ class OptimizerSet:
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
 
     def set_lr(self, lr: float) -> None:
-        """Give all parameters a learning rate, times the factor of their member."""
-        for name, optimizer in self.members.items():
-            for group in optimizer.param_groups:
-                group["lr"] = lr * self._lr_factors.get(name, 1.0)
+        """Give all parameters a learning rate, times the factor of their part."""
+        for part in self._parts.values():
+            for group in part.optimizer.param_groups:
+                group["lr"] = lr * part.lr_factor
 
     def set_weight_decay(self, weight_decay: float | None) -> None:
-        """Give the parameters that decay another weight decay; the others keep 0.
+        """Give the parameters that decay another weight decay, but for the parts that have their own; the others keep 0.
 
-        :param weight_decay: None = each member's default.
+        :param weight_decay: None = each part's default.
         """
-        for optimizer in self:
-            for group in optimizer.param_groups:
-                group["weight_decay"] = (optimizer.defaults["weight_decay"] if weight_decay is None else weight_decay) if group["decays"] else 0.0
+        for part in self._parts.values():
+            chosen = weight_decay if part.weight_decay is None else part.weight_decay
+            for group in part.optimizer.param_groups:
+                group["weight_decay"] = (part.optimizer.defaults.get("weight_decay", 0.0) if chosen is None else chosen) if group["decays"] else 0.0
 
     def set_options(self, options: Mapping[str, Any]) -> None:
-        """Give the members that have them other settings than learning rate and weight decay.
+        """Give the parts that have them other settings than learning rate and weight decay.
 
-        :param options: by the names that torch gives them, such as betas; None = the member's default.
+        :param options: by the names that torch gives them, such as betas; None = the part's default.
         """
-        for optimizer in self:
-            for group in optimizer.param_groups:
-                group.update({name: optimizer.defaults[name] if value is None else value for name, value in options.items() if name in group})
+        for part in self._parts.values():
+            for group in part.optimizer.param_groups if part.takes_options else ():
+                group.update({name: part.optimizer.defaults[name] if value is None else value for name, value in options.items() if name in group})
 
     def state_bytes(self, trained_only: bool = False) -> int:
         """Give the bytes that the state will take once every parameter has been updated.
 
         :param trained_only: leave out parameters that are frozen now.
         """
-        return sum(parameter.nbytes * copies for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
+        return sum(round(parameter.nbytes * copies) for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
 
     def placeholder(self) -> list[torch.Tensor]:
         """Allocate the memory of the state that trained parameters do not have yet."""
         has_state = {id(parameter) for optimizer in self for parameter in optimizer.state}
         return [torch.ones_like(parameter) for parameter, copies in self._parameters() if parameter.requires_grad and id(parameter) not in has_state
-                for _ in range(copies)]
+                for _ in range(math.ceil(copies))]
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
@@ -127,11 +144,11 @@ class OptimizerSet:
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 
-    def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, int]]:
-        """Go over the parameters, each with the number of tensors of its size that are kept of it."""
-        for name, optimizer in self.members.items():
-            for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-                yield parameter, self._state_copies[name]
+    def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
+        """Go over the parameters, each with how many times its bytes are kept of it."""
+        for part in self._parts.values():
+            for parameter in chain.from_iterable(group["params"] for group in part.optimizer.param_groups):
+                yield parameter, part.state_copies
 
 
 def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -167,28 +184,50 @@ def _is_like(before: Any, now: Any) -> bool:
 
 
 def _check_tensors(optimizer: torch.optim.Optimizer, settings: dict[str, Any], parameters: list[torch.nn.Parameter], state: dict[int, dict[str, Any]]) -> None:
-    """Check the state of each parameter against what an optimizer of the same kind has of a small parameter after one step; raises ValueError."""
-    expected = {dims: _state_of_small(type(optimizer), settings, dims) for dims in {parameter.dim() for parameter in parameters}}
+    """Check the state of each parameter against what an optimizer of the same kind has after one step; raises ValueError.
+
+    For those of torch that is a step of a small parameter. What others keep may depend on the size: theirs is a step of a parameter of the same shape.
+    """
+    of_torch = _is_of_torch(type(optimizer))
+    shapes = {number: _SIZES[:parameter.dim()] if of_torch else tuple(parameter.shape) for number, parameter in enumerate(parameters)}
+    expected = {shape: _state_after_a_step(type(optimizer), settings, shape, parameters[0].device) for shape in {*shapes.values()}}
     for number, values in state.items():
-        if not 0 <= number < len(parameters) or values.keys() != expected[parameters[number].dim()].keys():
+        if not 0 <= number < len(parameters) or (of_torch and values.keys() != expected[shapes[number]].keys()):
             raise ValueError(f"the state of parameter {number} is not one of this optimizer")
-        real = dict(zip(_SIZES, parameters[number].shape, strict=False))
-        for name, like in expected[parameters[number].dim()].items():
-            value = values[name]
-            if not isinstance(like, torch.Tensor):
-                alike = _is_like(value, like)
-            else:
-                alike = isinstance(value, torch.Tensor) and value.is_floating_point() == like.is_floating_point() and not value.is_complex() \
-                    and list(value.shape) == [real.get(size, size) for size in like.shape]
-            if not alike:
-                raise ValueError(f"{name} of parameter {number} has another form")
+        real = dict(zip(_SIZES, parameters[number].shape, strict=False)) if of_torch else {}
+        wrong = [name for name, like in expected[shapes[number]].items() if name in values and not _is_state_like(values[name], like, real)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} of parameter {number} has another form")
 
 
-def _state_of_small(kind: type[torch.optim.Optimizer], settings: dict[str, Any], dims: int) -> dict[str, Any]:
-    """Give an optimizer's state of a parameter with this number of dimensions, of the first of `_SIZES`, after one step."""
-    small = torch.nn.Parameter(torch.zeros(_SIZES[:dims]))
-    small.grad = torch.zeros_like(small)
+def _is_of_torch(kind: type[torch.optim.Optimizer]) -> bool:
+    """Tell whether an optimizer is one of torch's own."""
+    return any(base.__module__.startswith("torch.optim.") for base in kind.__mro__[:-1] if base not in torch.optim.Optimizer.__mro__)
+
+
+def _is_state_like(value: Any, like: Any, real: Mapping[int, int]) -> bool:
+    """Tell whether a value in a file has the form of one of an optimizer.
+
+    :param real: what the sizes of the one stand for in the other.
+    """
+    if isinstance(like, dict):
+        return isinstance(value, dict) and all(_is_state_like(value[name], part, real) for name, part in like.items() if name in value)
+    if isinstance(like, (list, tuple)):
+        return isinstance(value, (list, tuple)) and len(value) == len(like) and all(_is_state_like(*pair, real) for pair in zip(value, like, strict=True))
+    if not isinstance(like, torch.Tensor):
+        return _is_like(value, like)
+    return isinstance(value, torch.Tensor) and value.is_floating_point() == like.is_floating_point() and not value.is_complex() \
+        and list(value.shape) == [real.get(size, size) for size in like.shape]
+
+
+def _state_after_a_step(kind: type[torch.optim.Optimizer], settings: dict[str, Any], shape: tuple[int, ...], device: torch.device) -> dict[str, Any]:
+    """Give an optimizer's state of a parameter of a shape after one step, as in a file."""
+    parameter = torch.nn.Parameter(torch.zeros(shape, device=device))
+    parameter.grad = torch.zeros_like(parameter)
     taken = inspect.signature(kind).parameters.keys() - {"params"} - _KERNELS
-    model = kind([small], **{name: value for name, value in settings.items() if name in taken})
-    model.step()
-    return model.state[small]
+    optimizer = kind([parameter], **{name: value for name, value in settings.items() if name in taken})
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    optimizer.step()
+    state: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
+    return state

@@ -155,7 +155,8 @@ def _build(raw: Any, where: str, folder: Path, going_on: Faults | None) -> Plan:
         going_on.lines += faults
         return _what_is_left(special, bodies, folder, going_on.left_out)
     _refuse(faults)
-    stages = [Stage.model_validate({"name": name, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
+    rules = {"optimizer_rules": special.get("$optimizer") or None}
+    stages = [Stage.model_validate({"name": name, **rules, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
               for name, body in bodies.items()]
     header = Header.model_validate(special)
     return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)

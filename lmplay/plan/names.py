@@ -17,7 +17,7 @@ class Member(NamedTuple):
     """One torch optimizer of an :class:`OptimizerRow`.
 
     `target` is its class, ``module:Class``; `settings` are arguments that differ from the class's defaults, besides learning rate and weight decay; `fused_on`
-    are the types of device where its fused kernel exists and resumes exactly; `state_copies` is how many tensors of a parameter's size it keeps for each
+    are the types of device where its fused kernel exists and resumes exactly; `state_copies` is how many times a parameter's bytes it keeps for each
     parameter; `parameters` is a word of `optim.groups` for the parameters it gets, which must differ between the members of a row; and `lr_factor` multiplies
     the learning rate.
     """
@@ -25,7 +25,7 @@ class Member(NamedTuple):
     target: str
     settings: dict[str, Any]
     fused_on: tuple[str, ...]
-    state_copies: int
+    state_copies: float
     parameters: str = "all"
     lr_factor: float = 1.0
 
@@ -37,14 +37,16 @@ OPTIMIZER_SETTINGS = ("betas", "eps", "momentum")
 class OptimizerRow(NamedTuple):
     """An optimizer that `--optimizer` can name; its description says what differs from torch's defaults (may be empty).
 
-    `takes` are the settings that the user may change, with their values unless somebody does.
+    `weight_decay` is the default (None = that of its class); `takes` are the settings that have a flag and a plan key, with their values unless somebody
+    changes them; and `package` is what has to be installed for it (lmplay's extra `optimizers` brings it).
     """
 
     name: str
     description: str
-    weight_decay: float
+    weight_decay: float | None
     members: tuple[Member, ...]
     takes: Mapping[str, Any] = MappingProxyType({})
+    package: str = ""
 
 
 class Schedule(NamedTuple):
@@ -67,14 +69,35 @@ class Objective(Plugin):
     chosen_by: ClassVar[str] = "objective"
 
 
-# Weight decay is decoupled in adamw, and added to the gradient in the others.
+# Weight decay is decoupled in adamw, muon, lion, schedulefree and adamw8bit, and added to the gradient in the others.
 # Fused on a CPU: 1.0 instead of 4.4 ms a step for adamw on 2 million parameters and 2 threads (adam alike, adagrad 0.9 for 2.8, sgd 0.6 for 1.4).
+# muon: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; its steps are scaled to the size of AdamW's, so that one learning rate
+# and one weight decay serve both: Liu et al. 2025, "Muon is Scalable for LLM Training", which has the weight decay of 0.1 and the betas, too.
+# lion: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms".  schedulefree: Defazio et al. 2024, "The Road Less Scheduled".
 OPTIMIZERS = {row.name: row for row in (
     OptimizerRow("adamw", "", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
     OptimizerRow("adam", "", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
     OptimizerRow("adagrad", "", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), {"eps": 1e-10}),
     OptimizerRow("sgd", "momentum 0.9", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), {"momentum": 0.9}),
-    OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}))}
+    OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}),
+    OptimizerRow("muon", "Muon for matrices, AdamW for the rest", 0.1, (
+        Member("torch.optim:Muon", {"adjust_lr_fn": "match_rms_adamw"}, (), 1, "matrices"),
+        Member("torch.optim:AdamW", {"betas": (0.9, 0.95)}, ("cpu", "cuda"), 2, "others")), {"momentum": 0.95, "betas": (0.9, 0.95)}),
+    OptimizerRow("adafactor", "", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),)),
+    OptimizerRow("lion", "", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
+    OptimizerRow("schedulefree", "AdamW without a schedule", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2),),
+                 {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree"),
+    OptimizerRow("adamw8bit", "AdamW with a state of 8 bits", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5),),
+                 {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes"))}
+
+# The class of an optimizer that is not in the table.
+CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def optimizer_row(name: str) -> OptimizerRow:
+    """Give the row of an optimizer; for ``module:Class`` one that has what the class says. Raises KeyError when there is none."""
+    return OptimizerRow(name, "", None, (Member(name, {}, (), 2),)) if CODE.fullmatch(name) else OPTIMIZERS[name]
+
 
 # The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
 DECAY_SHARE = 0.2

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from .. import words
 from ..cadence import AUTO, SAVE_SHARE, VALIDATION_SHARE, check_interval
-from .names import OPTIMIZERS, in_words
+from .names import CODE, OPTIMIZERS, in_words
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
 SMALLEST_CONTEXT = 16
@@ -72,11 +72,11 @@ class Number:
         return "a whole number" if self.kind is int else "a number"
 
 
-def choice(allowed: Collection[str]) -> Callable[[Any], str]:
-    """Make a check that takes one of a few words (its `words`, for the shell to complete)."""
+def choice(allowed: Collection[str], code: re.Pattern[str] | None = None) -> Callable[[Any], str]:
+    """Make a check that takes one of a few words (its `words`, for the shell to complete), or the name of a class, if there is a pattern for it."""
     def check(value: Any) -> str:
-        if value not in list(allowed):
-            raise ValueError(f"one of {', '.join(allowed)}")
+        if value not in list(allowed) and not (code and isinstance(value, str) and code.fullmatch(value)):
+            raise ValueError(f"one of {', '.join(allowed)}" + ", or module:Class" * (code is not None))
         return str(value)
 
     check.words = tuple(allowed)  # type: ignore[attr-defined]
@@ -194,7 +194,8 @@ _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "op
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
 _MINI_BATCH = 4  # pieces
 _DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.values() if row.weight_decay)
-_OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()])
+_OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()]) + \
+    ", or a class of a package, as module:Class"
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)  # Settings has these methods, and making them takes a moment
@@ -259,7 +260,7 @@ class Options:
     lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
     grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
                              stage="Largest norm of the gradient")
-    optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS), "NAME", _OPTIMIZERS, _BY_STAGE, stage="Optimizer")
+    optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS, CODE), "NAME", _OPTIMIZERS, _BY_STAGE, stage="Optimizer")
     betas: tuple[float, float] | None = _flag(None, _O, _two_betas, "A,B", "decay of the running means of the gradient and of its square "
                                               f"({_taken('betas')}); by default 0.9,0.999", _BY_STAGE)
     eps: float | None = _flag(None, _O, Number(float, 0, above=True), "NUMBER", f"added to the divisor of a step ({_taken('eps')}); by default 1e-8, for "

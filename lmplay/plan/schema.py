@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES, in_words, objectives
+from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
@@ -59,11 +59,11 @@ def flag_key(name: str, level: str, allowed: str = "", **more: Any) -> Any:
     return option(title, check.allowed_in_plan, **check.limits, **more) if isinstance(check, Number) else option(title, allowed, **more)
 
 
-def _one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Make a check that accepts the names that a table has when it runs."""
+def _one_of(names: Callable[[], Iterable[str]], other: re.Pattern[str] | None = None) -> AfterValidator:
+    """Make a check that accepts the names that a table has when it runs, and what matches the `other` pattern."""
     def check(value: str) -> str:
         allowed = list(names())
-        if value not in allowed:
+        if value not in allowed and not (other and other.fullmatch(value)):
             raise PydanticCustomError("unknown_name", "one of {expected}", {"expected": ", ".join(map(repr, allowed))})
         return value
 
@@ -107,7 +107,8 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
 ScheduleName = Annotated[str, _one_of(lambda: SCHEDULES), WithJsonSchema({"type": "string", "enum": [*SCHEDULES]})]
-OptimizerName = Annotated[str, _one_of(lambda: OPTIMIZERS), WithJsonSchema({"type": "string", "enum": [*OPTIMIZERS]})]
+OptimizerName = Annotated[str, _one_of(lambda: OPTIMIZERS, CODE), WithJsonSchema(
+    {"anyOf": [{"type": "string", "enum": [*OPTIMIZERS]}, {"type": "string", "pattern": f"^{CODE.pattern}$"}]})]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Warmup = Annotated[int | float, AfterValidator(_steps_or_fraction), WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
@@ -207,18 +208,39 @@ class Optimizer(Part):
 
     short_forms: ClassVar[dict[type, str]] = {str: "name"}
 
-    name: OptimizerName = Field(title="Name", description=in_words([*OPTIMIZERS]))
+    name: OptimizerName = Field(title="Name", description=in_words([*OPTIMIZERS, "module:Class"]))
     betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] | None = option(
         "Decay of the running means of the gradient and of its square", "two numbers from 0 to below 1")
     eps: float | None = option("What is added to the divisor of a step", "a number above 0", gt=0)
     momentum: float | None = option("Share of the step before in each step", "a number from 0 to below 1", ge=0, lt=1)
+    settings: dict[str, Any] | None = option("Other arguments of its class", "an object")
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if given.get("name") in OPTIMIZERS:
             takes = OPTIMIZERS[given["name"]].takes
-            yield from ((key, f"found it with {given['name']}, allowed: {', '.join(takes)}")
+            yield from ((key, f"found it with {given['name']}, allowed: {', '.join(takes) or 'settings'}")
                         for key in OPTIMIZER_SETTINGS if key in given and key not in takes)
+
+
+class OptimizerRule(Part):
+    """What holds for the parameters whose names match a pattern; a parameter follows one rule at most."""
+
+    match: Annotated[str | list[Text], Field(min_length=1)] = Field(
+        title="Which parameters", description='a pattern over parameter names, such as "head.*", or a list of patterns')
+    lr: float = Field(default=1.0, gt=0, title="Factor of the learning rate", description="a number above 0")
+    weight_decay: float | None = option("Weight decay of those of them that decay", "a number, 0 or more", ge=0)
+    kind: OptimizerName | None = option("Optimizer, where it is not the stage's", in_words([*OPTIMIZERS, "module:Class"]))
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns."""
+        return [self.match] if isinstance(self.match, str) else self.match
+
+    @property
+    def name(self) -> str:
+        """The patterns as one text."""
+        return ", ".join(self.patterns)
 
 
 class Shuffle(Part):
@@ -289,7 +311,8 @@ class Overrides(Part):
     lr: float | None = flag_key("lr", "stage")
     lr_schedule: LrSchedule | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, or {{"name": ..., "min_fraction": ...}}')
     warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
-    optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ...}}')
+    optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
+                                          '"settings": {...}}')
     weight_decay: float | None = flag_key("weight_decay", "stage")
     grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
@@ -345,6 +368,7 @@ class Stage(StageBody):
     """A named part of a plan: one mix of sources, one length (1 epoch where none is given), its own overrides."""
 
     name: str = Field(pattern=STAGE_NAME, title="Name", description='letters, digits, "_", "-" and ".", not "." first, at most 64 characters')
+    optimizer_rules: list[OptimizerRule] | None = option("The plan's $optimizer", "a list of rules")
 
     @property
     def sets(self) -> dict[str, EvaluatedSet]:
@@ -389,6 +413,8 @@ class Header(Part):
     defaults: Overrides = Field(default_factory=Overrides, alias="$defaults", title="Overrides of all stages", description="an object of overrides")
     model: ModelDefaults = Field(default_factory=ModelDefaults, alias="$model", title="Defaults of a new model", description="an object of model settings")
     tokenizer: Text | None = flag_key("tokenizer", "top", "a text", alias="$tokenizer")
+    optimizer: list[OptimizerRule] | None = option("Rules for parameters, by their names", 'a list of rules, such as {"match": "head.*", "lr": 0.3}',
+                                                   alias="$optimizer")
 
 
 class Plan(Part):

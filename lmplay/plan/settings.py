@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..paths import in_folder
 from .catalog import DATA_SUFFIXES
-from .names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
+from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
 from .options import FLAGS, Options
 
 if TYPE_CHECKING:
-    from .schema import Plan, Stage
+    from .schema import OptimizerRule, Plan, Stage
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
 MODEL_KEYS = tuple(flag.name for flag in FLAGS if "model" in flag.keys and flag.name != "exp")
@@ -29,9 +29,13 @@ _AS_JSON = ("check_plan", "inspect", "show_samples", "show_batch")
 
 @dataclass(frozen=True)
 class Settings(Options):
-    """All flags of `lmp_trainer`, resolved, and the names of those that were typed on the command line or stand in a settings file (`explicit`)."""
+    """All flags of `lmp_trainer`, resolved, and the names of those that were typed on the command line or stand in a settings file (`explicit`).
+
+    `trusted` says that code which files name may be run.
+    """
 
     explicit: frozenset[str] = field(default=frozenset())
+    trusted: bool = False
 
     @property
     def first_mini_batch(self) -> int:
@@ -123,10 +127,19 @@ class Settings(Options):
                 self.json and not any(getattr(self, name) for name in _AS_JSON)}
         return [fault for fault, found in rules.items() if found]
 
+    def check_trust(self, plan: Plan) -> None:
+        """Refuse a plan that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""
+        found = [] if self.trusted else [
+            (stage.name, name) for stage in plan.stages
+            for name in (stage.optimizer and stage.optimizer.name, *(rule.kind for rule in stage.optimizer_rules or ())) if name and CODE.fullmatch(name)]
+        if found and not all(self.optimizer == name and "optimizer" in self.explicit for _, name in found):
+            raise UserError(f"stage '{found[0][0]}': has the optimizer {found[0][1]}, and code that a file names is run only if it is trusted: add "
+                            f"--trust-config, or type --optimizer {found[0][1]} yourself.")
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the names of the typed flags are under `given`, as in the files of all versions."""
         values = asdict(self)
-        explicit = values.pop("explicit")
+        explicit, _ = values.pop("explicit"), values.pop("trusted")
         return {**values, "given": sorted(explicit)}
 
 
@@ -144,7 +157,7 @@ class StageSettings:
     limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
-    optimizer's (None = its own).
+    optimizer's (None = its own), `optimizer_settings` other arguments of its class, and `optimizer_rules` the plan's `$optimizer`.
     """
 
     batch_size: int
@@ -164,6 +177,8 @@ class StageSettings:
     betas: tuple[float, float] | None
     eps: float | None
     momentum: float | None
+    optimizer_settings: dict[str, Any] = field(default_factory=dict)
+    optimizer_rules: tuple[OptimizerRule, ...] = ()
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begun_with: str | None = None) -> StageSettings:
@@ -189,7 +204,7 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
-        *_optimizer(settings, stage, begun_with))
+        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()))
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:
@@ -199,14 +214,16 @@ def _warmup(settings: Settings, stage: Stage) -> float:
     return settings.optimizer_warmup_steps if stage.warmup is None or "optimizer_warmup_steps" in settings.explicit else stage.warmup
 
 
-def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) -> tuple[str, tuple[float, float] | None, float | None, float | None]:
+def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) \
+        -> tuple[str, tuple[float, float] | None, float | None, float | None, dict[str, Any]]:
     """Choose a stage's optimizer and its settings; raises UserError for a typed flag that it does not know."""
     own = stage.optimizer
     name = begun_with or (settings.optimizer if own is None or "optimizer" in settings.explicit else own.name)
-    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else OPTIMIZER_SETTINGS  # of another one they are not known
+    takes = tuple(OPTIMIZERS[name].takes) if name in OPTIMIZERS else OPTIMIZER_SETTINGS  # of others they are not known
     if faults := [f"--{key}: stage '{stage.name}' is trained with {name}, which takes {' and '.join(takes) or 'none of them'}; leave it out, or choose another "
                   "--optimizer." for key in OPTIMIZER_SETTINGS if getattr(settings, key) is not None and key not in takes]:
         raise UserError(*faults)
     betas, eps, momentum = (getattr(own, key) if getattr(settings, key) is None and own is not None and own.name == name else getattr(settings, key)
                             for key in OPTIMIZER_SETTINGS)
-    return name, None if betas is None else tuple(betas), eps, momentum
+    more = own.settings if own is not None and own.name == name else None
+    return name, None if betas is None else tuple(betas), eps, momentum, more or {}

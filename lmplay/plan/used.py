@@ -5,10 +5,10 @@ Under `typed` and `defaults` are the flags as they were given, so that `--use-co
 """
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .names import OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES
+from .names import OPTIMIZER_SETTINGS, SCHEDULES, optimizer_row
 from .options import FLAGS, ONCE, Change
 from .settings import MODEL_KEYS, Settings, StageSettings
 
@@ -31,9 +31,12 @@ def run_settings(settings: Settings) -> dict[str, Any]:
 
 def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     """List what a stage used: its plan entry, with the values that flags and defaults have given."""
-    values = {key: value for key, value in stage.model_dump(exclude_none=True).items() if key not in _SAID_OTHERWISE} | asdict(used)
+    said = stage.model_dump(exclude_none=True)
+    values = {key: value for key, value in said.items() if key not in _SAID_OTHERWISE} | asdict(replace(used, optimizer_rules=()))
     del values["validation_is_bounded"]
-    row = OPTIMIZERS[used.optimizer]
+    values["optimizer_rules"] = said.get("optimizer_rules")
+    values = {key: value for key, value in values.items() if value or key not in ("optimizer_rules", "optimizer_settings")}
+    row = optimizer_row(used.optimizer)
     unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay, "min_fraction": SCHEDULES[used.schedule].min_fraction}
     values |= {name: value for name, value in unsaid.items() if values[name] is None}
     return {name: value for name, value in values.items() if name not in OPTIMIZER_SETTINGS or name in row.takes}

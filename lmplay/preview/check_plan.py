@@ -23,11 +23,11 @@ from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import Faults, UserError
 from ..objectives.base import Objective
-from ..optim.optimizers import build_optimizers
+from ..optim.optimizers import optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan, Stage
-from ..plan.settings import Settings
+from ..plan.settings import Settings, StageSettings
 from .check_sets import check_sets
 from .show import StageView, sample_as_json
 
@@ -112,8 +112,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
     evaluating = [one["seconds_in_all"] for stage in found for one in stage["evaluate"]]
-    kinds = {stage.settings.optimizer for stage in opened.values()}
-    size = checkpoint_bytes(module, max(build_optimizers(kind, module, settings.lr).state_bytes() for kind in kinds))
+    size = checkpoint_bytes(module, max(optimizers_of(stage.settings, module).state_bytes() for stage in opened.values()))
     return {"model": ahead.spec.experiment, "parameters": sum(parameter.numel() for parameter in module.parameters()),
             "tokenizer": tokenizer.name, "vocabulary": tokenizer.vocab_size, "device": str(runtime.device), "precision": runtime.precision,
             "stages": found, "seconds": None if None in seconds else sum(seconds), "peak_memory_bytes": peak_memory(runtime.device),
@@ -132,7 +131,7 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
             raise nothing_to_train_on(stage.stage.name, measured.skipped)
         raise UserError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s ({describe_skipped(measured.skipped)}).")
     freeze(model.raw, stage.stage, settings)
-    timer.use(stage.settings.optimizer, stage.settings.lr)
+    timer.use(stage.settings)
     timer.time(stage.objective, measured.first)
     estimate = _estimate(stage, measured, timer)
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
@@ -227,10 +226,10 @@ class _Timer:
         self.model, self._optimizers = model, optimizers
         self.seconds_per_slot = self.seconds_per_update = 0.0
 
-    def use(self, optimizer: str, lr: float) -> None:
-        """Time the updates of an optimizer from here on."""
-        if self._optimizers.kind != optimizer:
-            self._optimizers = build_optimizers(optimizer, self.model.raw, lr)
+    def use(self, stage: StageSettings) -> None:
+        """Time the updates of a stage's optimizer from here on."""
+        if self._optimizers.kind != stage.optimizer:
+            self._optimizers = optimizers_of(stage, self.model.raw)
 
     def time(self, objective: Objective, batch: TrainBatch) -> None:
         """Time the mini-batches of a batch: the first warms up, then from the shortest on, as many as there is time for."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import Outline, outline
-from ..optim.optimizers import build_optimizers
+from ..optim.optimizers import optimizers_of
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..tokenizer import load_tokenizer, trained_size
@@ -24,7 +24,7 @@ def describe(settings: Settings, plan: Plan) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     works = {stage.name: ahead.stage_settings(stage) for stage in plan.stages}
-    states = {kind: build_optimizers(kind, model, settings.lr).state_bytes() for kind in dict.fromkeys(work.optimizer for work in works.values())}
+    states = {work.optimizer: optimizers_of(work, model).state_bytes() for work in works.values()}
     origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
     lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}", "", "parameters"]
     lines += [f"  {name:<24}{count:>15,}  {count / total:6.1%}" for name, count in _count_parts(model).items()]

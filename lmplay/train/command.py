@@ -73,6 +73,7 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
     if plan is None and settings.dataset is not None:
         plan = nothing_to_read()
     if plan is not None:
+        settings.check_trust(plan)
         _check_names(settings, plan, faults)
     if plan is None or not settings.check_plan:  # which looks further, whatever has been found
         faults.refuse()

@@ -14,6 +14,7 @@ from ..command_line import Parser
 from ..documents import read_json_or_yaml
 from ..errors import MOST_FAULTS, Faults, UserError, nearest
 from ..files import write_text
+from ..plan.names import CODE
 from ..plan.options import BASIC, FLAGS, GROUPS, names, switch
 from ..plan.settings import Settings
 from ..plan.used import flags_of_record, is_record
@@ -31,8 +32,6 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
     found = Faults() if faults is None else faults
     typed = {name: value for name, value in vars(_build_parser().read(argv)).items() if value is not None}
     dump, use, trusted = (typed.pop(name, None) for name in ("dump_config", "use_config", "trust_config"))
-    if trusted and not use:
-        raise UserError("--trust-config: is for --use-config FILE; give that too, or leave it out.")
     for flag in FLAGS:
         if flag.name in typed:
             try:
@@ -42,6 +41,9 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
                 found.left_out.add(flag.name)
     given, others = read_settings(Path(use)) if use else ({}, {})
     given |= typed
+    if "optimizer" in given and "optimizer" not in typed and not trusted and CODE.fullmatch(given["optimizer"]):
+        raise UserError(f"settings file {use}: has the optimizer {given['optimizer']}, and code of a file is run only if it is trusted: type --optimizer "
+                        f"{given['optimizer']} yourself, or --trust-config, or take it out.")
     if "callback" in given and "callback" not in typed and not trusted:
         raise UserError(f"settings file {use}: has the callback {given['callback']}, and code of a file is run only if it is trusted: type --callback "
                         f"{given['callback']} yourself, or --trust-config, or take it out.")
@@ -51,7 +53,7 @@ def parse(argv: list[str], faults: Faults | None = None) -> tuple[Settings, str 
             raise UserError(f"settings file {use}: has both dataset and training_plan; keep one of them.")
         given.pop("training_plan" if "dataset" in typed else "dataset")
     out_dir = given.get("out_dir") or os.environ.get("LMP_DATASETS") or Settings.out_dir
-    settings = Settings(**{**others, **given, "out_dir": out_dir}, explicit=frozenset(given))
+    settings = Settings(**{**others, **given, "out_dir": out_dir}, explicit=frozenset(given), trusted=bool(trusted))
     found.lines += settings.conflicts()
     if faults is None:
         found.refuse()
@@ -156,7 +158,8 @@ def _build_parser() -> Parser:
             made.completer = _COMPLETERS.get(flag.name) or partial(_words, getattr(flag.check, "words", ()))  # type: ignore[attr-defined]
     parser.further = {flag.name for flag in FLAGS} - {*BASIC} | {"trust_config", "dump_config"}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
-    groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that the file of --use-config names as a callback")
+    groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that a file names: the "
+                               "callback of --use-config, the optimizer of a plan")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
 

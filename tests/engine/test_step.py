@@ -107,8 +107,8 @@ def test_an_interrupted_step_changes_nothing():
 
 def memory_of(model, optimizer):
     """All that a step may change, as copies."""
-    state = optimizer.state()["main"]["state"]
-    return copy.deepcopy([model.state_dict(), state])
+    states = [part["state"] for part in optimizer.state().values()]
+    return copy.deepcopy([model.state_dict(), states])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

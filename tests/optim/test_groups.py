@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -77,10 +78,10 @@ def test_a_state_from_before_names_counted_goes_on_as_it_began() -> None:
     began = build_optimizers("adamw", model, 0.1, by_name=False)
     step(model, began, 1)
     other.load_state_dict(model.state_dict())
-    resumed = build_like(began.state(), "adamw", other, 0.1)
+    resumed = build_like(began.state(), partial(build_optimizers, "adamw", other, 0.1))
     resumed.restore(copy.deepcopy(began.state()))
     for one, optimizers in ((model, began), (other, resumed)):
         step(one, optimizers, 2)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
     fresh = build_optimizers("adamw", new, 0.1)
-    assert [len(group["params"]) for group in build_like(fresh.state(), "adamw", new, 0.1).param_groups] == [1, 5]
+    assert [len(group["params"]) for group in build_like(fresh.state(), partial(build_optimizers, "adamw", new, 0.1)).param_groups] == [1, 5]
