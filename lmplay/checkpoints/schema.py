@@ -113,7 +113,7 @@ def _model_args(args: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Check the settings of a run."""
-    needed = [flag.name for flag in FLAGS if flag.change is Change.KEPT and flag.name != "validation_seed"]  # which files of version 0.1 lack
+    needed = [flag.name for flag in FLAGS if flag.change is Change.KEPT and flag.name not in ("validation_seed", "ema")]  # which files of version 0.1 lack
     missing = [name for name in (*needed, "optimizer") if name not in values]
     given = values.get("given")
     if missing or not isinstance(given, list) or not all(isinstance(name, str) for name in given):

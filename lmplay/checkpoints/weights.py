@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from ..errors import UserError
 from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..optim.set import OptimizerSet
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings
 from .best import best_names
@@ -39,19 +41,28 @@ def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
     check_folder(target.parent, "folder of --save-weights-only")
 
 
-def save_weights(settings: Settings, model: dict[str, Any]) -> Path | None:
+def save_weights(settings: Settings, model: Callable[[], dict[str, Any]], optimizers: OptimizerSet | None) -> Path | None:
     """Write the file, if `--save-weights-only` is given, and return it; raises UserError when it cannot be written.
 
-    :param model: the model component, as in a checkpoint.
+    :param model: gives the model component, as in a checkpoint.
+    :param optimizers: where they keep averages of the weights, the file has those, and another one, FILE_raw.lmp, the weights themselves.
     """
     target = _target(settings)
     if target is not None:
-        try:
-            make_folder(target.parent, "folder of --save-weights-only")
-            write(target, {"format": FORMAT, "versions": versions(), "model": model})
-        except OSError as error:
-            raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
+        with optimizers.averaged() if optimizers is not None else nullcontext(False) as is_averaged:
+            _write(target, model())
+        if is_averaged:
+            _write(target.with_stem(f"{target.stem}_raw"), model())
     return target
+
+
+def _write(target: Path, model: dict[str, Any]) -> None:
+    """Write a file of weights."""
+    try:
+        make_folder(target.parent, "folder of --save-weights-only")
+        write(target, {"format": FORMAT, "versions": versions(), "model": model})
+    except OSError as error:
+        raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
 
 
 def _holds_run(target: Path) -> bool:

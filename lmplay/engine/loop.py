@@ -63,7 +63,7 @@ def train(run: Run) -> int:
         _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
-    weights = save_weights(run.settings, {"state_args": run.model.state_args(), "state": run.model.state()})
+    weights = save_weights(run.settings, lambda: {"state_args": run.model.state_args(), "state": run.model.state()}, run.optimizers)
     run.report.done(run_end(run), weights)
     return 0
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoints.averages import optimizers_in
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
 from ..checkpoints.format import checkpoint_bytes
@@ -41,7 +42,7 @@ from ..optim.groups import follow_rules
 from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
-from ..plan.names import SCHEDULES
+from ..plan.names import CODE, SCHEDULES
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
@@ -109,6 +110,7 @@ def outline(settings: Settings, plan: Plan, whole: bool = True) -> Outline:
     stored = found.content if found is not None else None
     curriculum = Curriculum(plan)
     if stored is not None:
+        _check_trust(settings, path, stored)
         settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"], _optimizer_of(stored))
     spec = choose_model(settings, plan, path, stored)
     if stored is not None and whole:
@@ -236,6 +238,14 @@ def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
         raise UserError(*faults)
 
 
+def _check_trust(settings: Settings, path: Path, stored: dict[str, Any]) -> None:
+    """Refuse a checkpoint that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""
+    for name in (_optimizer_of(stored), str(stored["runner"]["state_args"]["settings"]["optimizer"])):
+        if CODE.fullmatch(name) and not settings.trusted and settings.optimizer != name:
+            raise UserError(f"model {path}: was trained with the optimizer {name}, and code that a file names is run only if it is trusted: add "
+                            f"--trust-config, or type --optimizer {name} yourself.")
+
+
 def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimizer: str) -> Settings:
     """Go on with what the position in the data and the optimizers' state depend on; what was typed must not differ.
 
@@ -246,7 +256,7 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
     :return: the settings to go on with.
     :raises UserError: naming the flags that differ.
     """
-    before = {"validation_seed": before["seed"], **before}  # files of version 0.1 have one seed for both
+    before = {"validation_seed": before["seed"], "ema": Settings.ema, **before}  # files of version 0.1 have one seed for both, and no average
     kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
         kept["optimizer"] = optimizer if "optimizer" in settings.explicit else before["optimizer"]
@@ -441,7 +451,18 @@ def _already_done(ahead: Outline, report: Report) -> None:
     flags = [f"--{flag.name.replace('_', '-')}" for flag in FLAGS if flag.change not in (Change.ASIDE, Change.SILENT)
              and flag.name in ahead.settings.explicit and getattr(ahead.settings, flag.name) != getattr(before, flag.name)]
     report.already_done(ahead.path if latest else ahead.found.path, ahead.plan, flags)
-    report.weights(save_weights(ahead.settings, ahead.found.content["model"]))
+    report.weights(_save_weights_of(ahead))
+
+
+def _save_weights_of(ahead: Outline) -> Path | None:
+    """Write the weights of a plan that is complete, if they are asked for."""
+    assert ahead.found is not None
+    content = ahead.found.content
+    if ahead.settings.save_weights_only is None or ahead.spec.tokenizer is None:
+        return None
+    module = ahead.spec.build(ahead.spec.tokenizer.vocab_size)
+    module.load_state_dict(content["model"]["state"])
+    return save_weights(ahead.settings, lambda: {**content["model"], "state": module.state_dict()}, optimizers_in(content, module))
 
 
 def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report: Report, interrupt: Interrupt, callbacks: Callbacks | None,

@@ -113,7 +113,9 @@ class StageRunner:
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
+            average = run.optimizers.average
             run.optimizers = optimizers_of(self.settings, run.device_model.raw)
+            run.optimizers.average = average  # which goes on over all stages
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
         run.device_model.raw.train()
@@ -182,7 +184,8 @@ class StageRunner:
         random_before = torch_random_state()
         for name in names:
             if not self.stats.evaluated_at(name, self.run.record.progress):
-                found = self._evaluate(partial(self.named_sets.units, name), self._of_sets, [])
+                with self.run.optimizers.averaged():
+                    found = self._evaluate(partial(self.named_sets.units, name), self._of_sets, [])
                 restore_torch_random_state(random_before)
                 if found is not None:
                     self._record_set(name, found)
@@ -211,7 +214,7 @@ class StageRunner:
             more = self._judge(self.held_out.rest) if found is not None else None
             if found is None or self.run.interrupt.requested():
                 return False
-            with self.run.interrupt.until_stopped():
+            with self.run.interrupt.until_stopped(), self.run.optimizers.averaged():
                 written = judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(), self.settings.context_len,
                                         self.run.interrupt.requested)
             if written is None:
@@ -234,10 +237,16 @@ class StageRunner:
         """Judge the model by held-out samples, and let it continue prompts; None when a request to stop came in between, and without samples."""
         run = self.run
         prompting = recorded(run.model.tokenizer, run.model.forms)
-        written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step, run.interrupt.requested)
-        if written is None:
-            return None
-        found = self._evaluate(units, self.objective, self.by_source.validation_names)
+        with run.optimizers.averaged() as is_averaged:
+            written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step, run.interrupt.requested)
+            if written is None:
+                return None
+            found = self._evaluate(units, self.objective, self.by_source.validation_names)
+        if found is not None and is_averaged:  # the weights themselves, for comparison
+            raw = self._evaluate(units, self.objective, ())
+            if raw is None:
+                return None
+            found.sums.update(raw_loss_sum=raw.sums["loss_sum"], raw_tokens=raw.sums["n_tokens"])
         if found is not None and (rows := run.completions.keep(written, run.record.progress, self.stage.name)):
             run.notifier.samples(rows)
         return found

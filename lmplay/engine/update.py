@@ -23,7 +23,8 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     """
     runtime, parameters = model.runtime, list(model.raw.parameters())
     runtime.ranks.sum_gradients(parameters)
-    scaled: Any = next(iter(optimizers)) if len(optimizers) == 1 else optimizers  # as one: members that skip by themselves would update half a model
+    one = len(optimizers) == 1 and optimizers.average is None
+    scaled: Any = next(iter(optimizers)) if one else optimizers  # as one: parts that skip by themselves would update half a model
     runtime.scaler.unscale_(scaled)
     grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if grad_clip:

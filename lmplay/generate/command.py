@@ -104,6 +104,7 @@ def _parser() -> Parser:
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
     what.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")
+    what.add_argument("--raw", action="store_true", help="where the run keeps an average of the weights (--ema), take the weights themselves")
     what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
     what.add_argument("--prompt", metavar="TEXT", action="append",
                       help="a prompt: how the text begins, or what --as says; may be given several times, and may be empty")
@@ -184,6 +185,7 @@ def _open(options: argparse.Namespace) -> _Writer:
     path = _model_file(options)
     import torch
 
+    from ..checkpoints.averages import optimizers_in
     from ..checkpoints.format import load
     from ..checkpoints.weights import check_weights
     from ..device.runtime import choose_device
@@ -193,13 +195,16 @@ def _open(options: argparse.Namespace) -> _Writer:
     from ..writing.sampling import Sampling
 
     device = choose_device(options.device)
-    content = load(path, parts=("model",))["model"]
+    whole = load(path, parts=("model",))
+    content = whole["model"]
     built = content["state_args"]
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
     with torch.device("meta"):
         check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), content["state"], experiment.name)
     model = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
     model.load_state_dict(content["state"])
+    if not options.raw and (optimizers := optimizers_in(whole, model)) is not None:
+        optimizers.use_averages()
     if options.model is None:
         print(f"model {path}", file=sys.stderr)
     prompting = recorded(tokenizer, built.get("forms", {}), options.form, options.markup)

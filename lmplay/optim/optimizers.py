@@ -13,13 +13,14 @@ from ..errors import UserError, nearest
 from ..plan.names import CODE, OPTIMIZER_SETTINGS, OPTIMIZERS, Member, OptimizerRow, optimizer_row
 from ..plan.schema import OptimizerRule
 from ..plan.settings import StageSettings
+from .average import WeightAverage
 from .groups import follow_rules, parameter_groups
 from .set import OptimizerSet, Part
 
 
 def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) -> OptimizerSet:
     """Build what updates all parameters of a model in a stage, see :func:`build_optimizers`."""
-    return build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules)
+    return build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules, stage.ema)
 
 
 def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> OptimizerSet:
@@ -36,7 +37,7 @@ def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> 
 
 
 def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None, by_name: bool = True,
-                     settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = ()) -> OptimizerSet:
+                     settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = (), ema: float = 0.0) -> OptimizerSet:
     """Build what updates all parameters of a model, which must be on its device by now.
 
     :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`, or ``module:Class``.
@@ -46,6 +47,7 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     :param by_name: see :func:`parameter_groups`.
     :param settings: other arguments of the class, or of the first class where the name stands for several.
     :param rules: for parameters that are updated otherwise.
+    :param ema: decay of the average of the weights that is kept; 0 = none.
     :return: one part by the name `main`, or several by the words for their parameters; those of a rule have its name as well.
     :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, or the rules do not fit the model.
     """
@@ -59,7 +61,7 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
                                 by_name, (settings or {}) if same else {}, among):
             if any(group["params"] for group in part.optimizer.param_groups):
                 parts[f"{key} {rule.name}"] = part._replace(lr_factor=part.lr_factor * rule.lr, weight_decay=rule.weight_decay, takes_options=same)
-    return OptimizerSet(name, parts, settings or {})
+    return OptimizerSet(name, parts, settings or {}, WeightAverage(model.parameters(), ema) if ema else None)
 
 
 def _parts(name: str, model: nn.Module, lr: float, weight_decay: float | None, by_name: bool, settings: Mapping[str, Any], among: Collection[int] | None) \

@@ -4,12 +4,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import UserError
+from .average import WeightAverage
 
 
 class Part(NamedTuple):
@@ -31,13 +33,14 @@ class OptimizerSet:
 
     name = "optimizers"
 
-    def __init__(self, kind: str, parts: Mapping[str, Part], settings: Mapping[str, Any] | None = None):
+    def __init__(self, kind: str, parts: Mapping[str, Part], settings: Mapping[str, Any] | None = None, average: WeightAverage | None = None):
         """
         :param kind: what the user calls it.
         :param parts: by the names that they have in a checkpoint.
         :param settings: the arguments that it was built with, besides those that have a flag.
+        :param average: of all parameters, if one is kept.
         """
-        self.kind, self.settings = kind, dict(settings or {})
+        self.kind, self.settings, self.average = kind, dict(settings or {}), average
         self._parts = dict(parts)
         self.members = {name: part.optimizer for name, part in parts.items()}
         for optimizer in self:
@@ -67,9 +70,11 @@ class OptimizerSet:
             optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Update the parameters that have a gradient."""
+        """Update the parameters that have a gradient, then their average."""
         for optimizer in self:
             optimizer.step()
+        if self.average is not None:
+            self.average.step()
 
     def can_skip_on_device(self) -> bool:
         """Tell whether the device alone can skip an update: by fused kernels, once all state is there (sgd's kernel would leave its first undefined)."""
@@ -87,6 +92,42 @@ class OptimizerSet:
                 optimizer.step()
             finally:
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        if self.average is not None:
+            self.average.step(skipped=condition)
+
+    def averages(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Give the averages of the weights that the model is to be used with, for the parameters that have one.
+
+        Those of schedule-free optimizers are worked out from their state, in new tensors; those of `--ema` are the ones that are kept.
+        """
+        found: dict[torch.nn.Parameter, torch.Tensor] = {}
+        for optimizer in self:
+            if hasattr(optimizer, "eval") and optimizer.state:
+                before = {parameter: parameter.detach().clone() for parameter in optimizer.state}
+                with torch.no_grad():
+                    optimizer.eval()
+                    found |= {parameter: parameter.detach().clone() for parameter in before}
+                    optimizer.train()  # type: ignore[attr-defined]
+                    for parameter, value in before.items():
+                        parameter.copy_(value)  # there and back may differ in the last bit
+        if self.average is not None:
+            found |= {parameter: state["average"] for parameter, state in self.average.state.items()}
+        return found
+
+    def use_averages(self) -> None:
+        """Give the model the averages of its weights for good: it is not trained any more."""
+        _copy(self.averages())
+
+    @contextmanager
+    def averaged(self) -> Iterator[bool]:
+        """Give the model the averages of its weights in this block, and then its weights again, bit for bit; tells whether there are any."""
+        averages = self.averages()
+        before = {parameter: parameter.detach().clone() for parameter in averages}
+        try:
+            _copy(averages)
+            yield bool(averages)
+        finally:
+            _copy(before)
 
     def set_lr(self, lr: float) -> None:
         """Give all parameters a learning rate, times the factor of their part."""
@@ -118,7 +159,8 @@ class OptimizerSet:
 
         :param trained_only: leave out parameters that are frozen now.
         """
-        return sum(round(parameter.nbytes * copies) for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
+        average = 0 if self.average is None else 1
+        return sum(round(parameter.nbytes * (copies + average)) for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
 
     def placeholder(self) -> list[torch.Tensor]:
         """Allocate the memory of the state that trained parameters do not have yet."""
@@ -128,27 +170,39 @@ class OptimizerSet:
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {name: {"optimizer": self.kind} for name in self.members}
+        return {name: {"optimizer": self.kind} for name in self._kept}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`; the state of each member by its name."""
-        return {name: optimizer.state_dict() for name, optimizer in self.members.items()}
+        return {name: optimizer.state_dict() for name, optimizer in self._kept.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`; the state may have been saved on another kind of device."""
         try:
-            if state.keys() != self.members.keys():
-                raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self.members)}")
-            for name, optimizer in self.members.items():
+            if state.keys() != self._kept.keys():
+                raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self._kept)}")
+            for name, optimizer in self._kept.items():
                 _load_state(optimizer, state[name])
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
+
+    @property
+    def _kept(self) -> dict[str, torch.optim.Optimizer]:
+        """What has a state, by its name in a checkpoint."""
+        return self.members if self.average is None else {**self.members, "ema": self.average}
 
     def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
         """Go over the parameters, each with how many times its bytes are kept of it."""
         for part in self._parts.values():
             for parameter in chain.from_iterable(group["params"] for group in part.optimizer.param_groups):
                 yield parameter, part.state_copies
+
+
+def _copy(values: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+    """Give parameters other values."""
+    with torch.no_grad():
+        for parameter, value in values.items():
+            parameter.copy_(value)
 
 
 def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -269,6 +269,8 @@ class Options:
                                    "default 0.9", _BY_STAGE)
     weight_decay: float | None = _flag(None, _O, Number(float, 0), "RATE", "weight decay, not on biases, norms and embeddings; by default the optimizer's: "
                                        f"{_DECAYS}, others 0", _BY_STAGE, stage="Weight decay")
+    ema: float = _flag(0.0, _O, Number(float, 0, 1, below=True), "DECAY", "keep a running average of the weights, too, such as 0.999: it is what is judged, "
+                       "written with and exported; 0 = off", _KEPT)
     optimizer_warmup_fraction: float = _flag(0.1, _O, Number(float, 0, 1), "SHARE", "share of the learning rate that the warm-up of a stage starts with")
     optimizer_warmup_steps: int = _flag(40, _O, _from_0, "STEPS", "optimizer steps that the warm-up of a stage takes")
     disable_optimizer_warmup: bool = _flag(False, _O, switch, "", "no warm-up")

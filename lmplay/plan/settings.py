@@ -157,7 +157,8 @@ class StageSettings:
     limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
-    optimizer's (None = its own), `optimizer_settings` other arguments of its class, and `optimizer_rules` the plan's `$optimizer`.
+    optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
+    of the average of the weights (0 = none).
     """
 
     batch_size: int
@@ -179,6 +180,7 @@ class StageSettings:
     momentum: float | None
     optimizer_settings: dict[str, Any] = field(default_factory=dict)
     optimizer_rules: tuple[OptimizerRule, ...] = ()
+    ema: float = 0.0
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begun_with: str | None = None) -> StageSettings:
@@ -204,7 +206,7 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
-        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()))
+        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema)
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

@@ -168,6 +168,7 @@ FIGURES = (
             train=False),
     StandardError("standard_error", "standard error of the loss", "mean", "loss_sum", "n_tokens", "nats per token", train=False, panel=False, chart=False),
     _Column("floor", "floor", "mean", "nats_sum", "nats_tokens", "nats per token", whole="n_tokens", train=False),
+    _Column("raw_loss", "loss of the weights that are not averaged", "mean", "raw_loss_sum", "raw_tokens", "nats per token", False, train=False),
     _Chart("lr", "learning rate", "newest", validate=False),
     _Chart("grad_norm", "gradient norm", "mean", "grad_norm_sum", "grad_norms", validate=False, log=True),
     _Chart("padding_share", "share of padding", "mean", "padding", "places", "share", validate=False),

@@ -38,13 +38,14 @@ def test_columns_and_raw_values_are_in_the_order_of_the_files():
     assert columns_of("train") == ("step", "samples", "tokens", "loss", "accuracy", "lr", "grad_norm", "padding_share", "skipped_batches", "forced_cuts",
                                    "bytes_lost")
     assert columns_of("validate") == ("step", "samples", "tokens", "loss", "perplexity", "bits_per_byte", "accuracy", "edit_accuracy", "written_accuracy",
-                                      "standard_error", "floor", "bytes_lost")
+                                      "standard_error", "floor", "raw_loss", "bytes_lost")
     assert CLOCK_COLUMNS == columns_of("train", clock=True) == ("seconds", "tokens_per_second", "data_wait_share")
     assert columns_of("validate", clock=True) == ("seconds",)
     assert NEWEST == ("step", "samples", "tokens", "seconds", "lr")
     assert SPREAD == ("judged", "loss_squares", "loss_by_tokens", "token_squares")
     assert SUMS == ("steps", "loss_sum", "n_tokens", "n_bytes", "nats_sum", "nats_tokens", "words_right", "words", "edits_right", "edit_words",
                     "written_right", "written_words", "judged", "loss_squares", "loss_by_tokens", "token_squares",
+                    "raw_loss_sum", "raw_tokens",
                     "grad_norm_sum", "grad_norms", "padding", "places", "step_seconds", "data_seconds", "skipped_batches", "forced_cuts", "bytes_lost")
     assert list(History().rows) == [*NEWEST, *SUMS]
 

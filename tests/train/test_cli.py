@@ -23,7 +23,8 @@ DEFAULTS = {
     "validation_samples": 64, "validation_seed": 0, "save_interval": "auto", "validation_interval": "auto", "accuracy_pieces": 4, "seed": 0,
     "reset_history": False, "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "betas": None, "eps": None,
     "momentum": None, "weight_decay": None,
-    "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None, "amp": False,
+    "ema": 0.0, "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None,
+    "amp": False,
     "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
     "activation_checkpointing": 0, "activation_memory_budget": 1.0, "matmul_precision": "highest",
     "tune_allocator": True,
@@ -275,7 +276,6 @@ def test_code_that_a_settings_file_names_runs_only_if_it_is_trusted(tmp_path, mo
     assert (tmp_path / "ran").exists()
     (tmp_path / "c.json").write_text('{"callback": "os:abort"}')
     assert run(capsys, *use, "--callback", "alarm_of_a_file:Alarm", "--reset-history")[0] == 75  # what is typed wins
-    assert run(capsys, *TINY, "--trust-config")[0] == 2
 
 
 @pytest.mark.parametrize("name", ["os:abort", "alarm_of_a_file:alarm", "alarm_of_a_file:Path", "os:path"])

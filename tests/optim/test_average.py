@@ -1,0 +1,75 @@
+"""The average of the weights: against a float64 loop, and what it leaves as it was."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from small_model import give_gradients, small, train
+
+from lmplay.optim.freeze import apply_freeze
+from lmplay.optim.optimizers import build_optimizers
+
+
+def test_it_is_that_of_a_float64_loop() -> None:
+    model = small()
+    optimizers = build_optimizers("adamw", model, 0.01, ema=0.9)
+    expected = {}
+    for step in range(120):
+        give_gradients(model, step)
+        optimizers.step()
+        for name, parameter in model.named_parameters():
+            decay = min(0.9, (1 + step) / (10 + step))
+            value = parameter.detach().double()
+            expected[name] = value if step == 0 else decay * expected[name] + (1 - decay) * value
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(optimizers.averages()[parameter].double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_schedule_free_gives_its_average() -> None:
+    """Defazio et al. 2024, equations 2 to 4: z takes the steps, x averages it, and the gradient is taken at y between them."""
+    model = small()
+    start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    optimizers = build_optimizers("schedulefree", model, 0.01)
+    x, z = dict(start), dict(start)
+    square = {name: torch.zeros_like(value) for name, value in start.items()}
+    for step in range(1, 6):
+        give_gradients(model, step)
+        gradients = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+        optimizers.step()
+        for name, gradient in gradients.items():
+            square[name] = 0.999 * square[name] + 0.001 * gradient**2
+            z[name] = z[name] - 0.01 * gradient / ((square[name] / (1 - 0.999**step)).sqrt() + 1e-8)
+            x[name] = x[name] + (z[name] - x[name]) / step
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), 0.1 * z[name] + 0.9 * x[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(optimizers.averages()[parameter].double(), x[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "ema"), [("adamw", 0.9), ("schedulefree", 0.0), ("schedulefree", 0.9), ("sgd", 0.0)])
+def test_a_look_at_the_averages_changes_no_bit(name: str, ema: float) -> None:
+    model, other = small(), small()
+    optimizers, plain = (build_optimizers(name, one, 0.01, ema=ema) for one in (model, other))
+    for step in range(4):
+        train(model, optimizers, range(step, step + 1))
+        train(other, plain, range(step, step + 1))
+        before = copy.deepcopy(model.state_dict())
+        with optimizers.averaged() as is_averaged:
+            assert is_averaged == (ema > 0 or name == "schedulefree")
+            assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items()) == (is_averaged and step > 0)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_frozen_weights_keep_their_average_and_a_skipped_step_changes_none() -> None:
+    model = small()
+    optimizers = build_optimizers("adamw", model, 0.01, ema=0.9)
+    apply_freeze(model, ["token_embedding.*"])
+    train(model, optimizers, range(3))
+    assert model.token_embedding.weight not in optimizers.averages()
+    before = {parameter: value.clone() for parameter, value in optimizers.averages().items()}
+    give_gradients(model, 5)
+    optimizers.step_unless(torch.tensor(True))
+    assert all(torch.equal(value, before[parameter]) for parameter, value in optimizers.averages().items())
+    optimizers.step_unless(torch.tensor(False))
+    assert not any(torch.equal(value, before[parameter]) for parameter, value in optimizers.averages().items())
