@@ -95,12 +95,12 @@ class OptimizerSet:
         if self.average is not None:
             self.average.step(skipped=condition)
 
-    def averages(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+    def averages(self) -> dict[torch.Tensor, torch.Tensor]:
         """Give the averages of the weights that the model is to be used with, for the parameters that have one.
 
         Those of schedule-free optimizers are worked out from their state, in new tensors; those of `--ema` are the ones that are kept.
         """
-        found: dict[torch.nn.Parameter, torch.Tensor] = {}
+        found: dict[torch.Tensor, torch.Tensor] = {}
         for optimizer in self:
             if hasattr(optimizer, "eval") and optimizer.state:
                 before = {parameter: parameter.detach().clone() for parameter in optimizer.state}
@@ -198,7 +198,7 @@ class OptimizerSet:
                 yield parameter, part.state_copies
 
 
-def _copy(values: Mapping[torch.nn.Parameter, torch.Tensor]) -> None:
+def _copy(values: Mapping[torch.Tensor, torch.Tensor]) -> None:
     """Give parameters other values."""
     with torch.no_grad():
         for parameter, value in values.items():
