@@ -14,7 +14,7 @@ from .samples import Reading, Sample, Skipped
 from .sources import BadRow, Row, Source
 
 # Rows that are named for each reason why rows are skipped.
-_NAMED = 3
+NAMED_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,10 @@ class SampleStream:
         """Count a row that gives no sample, and remember where the first few are; of a strict source it is the end."""
         if source in self._strict:
             faults = bad.faults if bad else [f"{self._sources[source].location(index)}: gives no sample ({reason}); mend or delete it."]
-            raise UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
+            raise refused_row(faults)
         self.skipped[reason] += 1
         named = self.locations.setdefault(reason, [])
-        if len(named) < _NAMED and self._sources:
+        if len(named) < NAMED_ROWS and self._sources:
             named.append(bad.location if bad else self._sources[source].location(index))
 
     def _is_done(self) -> bool:
@@ -135,6 +135,14 @@ class SampleStream:
         if self._length.samples is not None:
             return self._samples >= self._length.samples
         return self._length.epochs is not None and (self._mix.epoch, self._mix.rows_in_epoch) >= (self._last_epoch, self._rows_of_last)
+
+
+def refused_row(faults: Sequence[str]) -> UserError:
+    """Make the error for a row that gives no sample, of a source that is to have none.
+
+    :param faults: what is wrong with it.
+    """
+    return UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
 
 
 def describe_skipped(skipped: Counter[str]) -> str:
