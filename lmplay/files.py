@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import UserError
+from .signals import unfinished
 
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
@@ -42,6 +43,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
     """
     check_is_file(path)
     temporary = _temporary(path)
+    unfinished.add(str(temporary))
     try:
         with open(temporary, "wb") as file:
             write(file)
@@ -53,6 +55,8 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        unfinished.discard(str(temporary))
     sync_folder(path.parent)
 
 

@@ -1,8 +1,11 @@
-"""The exit codes of requests to stop, and how the first moments of a program hear them.  Ground floor, and light: it is the first import of each door."""
+"""The exit codes of requests to stop, and how programs hear them that save nothing.  Ground floor, and light: it is the first import of each door."""
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 # The state is saved, and the same command is to be run again (EX_TEMPFAIL of sysexits.h).
@@ -19,16 +22,56 @@ def taken() -> list[int]:
     return [number for number in (*EXIT_CODES, SAVE) if number is not None and not (number == HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
 
 
-def listen(program: str, *numbers: int) -> None:
-    """From here on a request to stop ends the process with its documented code; one to save is ignored, as there is nothing to save.
+# Temporary files that are being written: they are removed where the process ends at once.
+unfinished: set[str] = set()
+
+
+class Stop(KeyboardInterrupt):
+    """A request to stop, where it is raised; `exit_code` is the documented one."""
+
+    def __init__(self, exit_code: int):
+        super().__init__()
+        self.exit_code = exit_code
+
+
+def listen(program: str, message: str = "stopped before it began; nothing has been changed, and the same command goes on") -> None:
+    """From here on a request to stop ends the process at once with its documented code; one to save is ignored, as there is nothing to save.
 
     :param program: its name, for the message.
-    :param numbers: the signals; by default those that a run takes.
     """
     def end(number: int, frame: FrameType | None) -> None:
-        if number != SAVE:
-            os.write(2, f"\n{program}: stopped before it began; nothing has been changed, and the same command goes on.\n".encode())
-            os._exit(EXIT_CODES[signal.Signals(number)])
+        if number == SAVE:
+            return
+        for path in list(unfinished):
+            with suppress(OSError):
+                os.unlink(path)
+        with suppress(OSError):
+            os.write(2, f"\n{program}: {message}.\n".encode())
+        with suppress(Exception):  # it may be at work on the same text just now
+            sys.stdout.flush()
+        os._exit(EXIT_CODES[signal.Signals(number)])
 
-    for number in numbers or taken():
-        signal.signal(number, end)
+    _take(end)
+
+
+def raise_stop() -> None:
+    """From here on a request to stop raises :class:`Stop`, and the next one ends the process as it does any program."""
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number != SAVE:
+            for other in taken():
+                signal.signal(other, signal.SIG_DFL)
+            raise Stop(EXIT_CODES[signal.Signals(number)])
+
+    _take(stop)
+
+
+def be_deaf() -> None:
+    """From here on requests to stop are ignored: there is nothing left but the end of the process."""
+    for number in taken():
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _take(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Give the signals that a run takes to a handler."""
+    for number in taken():
+        signal.signal(number, handler)

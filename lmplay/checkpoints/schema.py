@@ -232,6 +232,7 @@ class _Samples(_Base):
     skipped: dict[str, _Count]
     replaced: dict[str, _Count]
     places: dict[str, list[str]]
+    total: NotRequired[_Count]  # of a stage whose data has changed
 
 
 class _Position(_Base):

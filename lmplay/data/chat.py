@@ -1,29 +1,23 @@
 """Chats written out: turns to parts of text, by a tokenizer's chat template or a plain one of ours.  Data floor, no torch.
 
-A template of a tokenizer is a program that somebody else wrote: it runs in the sandbox of `transformers`, and it never sees what people said. It is
-given placeholders, and the contents are put where these come out. So it is known where each content stands, what looks like a special token in it
-stays text, and a template runs once for each sequence of roles.
+A template of a tokenizer is a program that somebody else wrote: it runs in the sandbox of `transformers`, in a process of its own with limits (`template`), and
+it never sees what people said. It is given placeholders, and the contents are put where these come out. So it is known where each content stands, what looks
+like a special token in it stays text, and a template runs once for each sequence of roles.
 """
 from __future__ import annotations
 
 import re
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import FrameType
-from typing import Any
 
 from ..errors import UserError
 from .samples import BREAK, Turn
+from .template import NotRendered, render
 
 # A placeholder: the number of its turn between two private-use characters. The blanks around it show whether a template strips contents.
 _PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
 _PRIVATE = re.compile("[\u2003\ue000\ue001]")
-# The time that a template has for one sequence of roles; it needs a thousandth of that.
-_SECONDS = 5
 # The date that templates are given: always the same, or no batch could be repeated. It is the default of Llama 3's template.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
@@ -146,14 +140,11 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     :return: text and slots in turns: text first and last.
     :raises _NotWritten: when one of the turns does not come out.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     rows = [{"role": role, "content": BREAK.join(f"\u2003\ue000{number}\ue001\u2003" for number in numbers)} for role, numbers in messages]
     try:
-        with _limited():
-            written = render_jinja_template([rows], chat_template=_TODAY + template, eos_token=end_text, bos_token=begin_text)[0][0]
-    except Exception as error:  # a template is a program and may raise anything
-        raise _NotWritten(str(error).strip() or type(error).__name__) from None
+        written = render(_TODAY + template, rows, eos_token=end_text, bos_token=begin_text)
+    except NotRendered as error:
+        raise _NotWritten(str(error)) from None
     texts = _PLACE.split(written)
     found: list[str | _Slot] = [texts[0]]
     for left, number, right, text in zip(*(texts[i::4] for i in range(1, 5)), strict=True):
@@ -165,23 +156,6 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     if numbers != sorted(numbers) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):
         raise _NotWritten("it changes what is said")
     return found
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """End what runs in this block, and in this thread, when it takes too long: a template may loop for ever. Raises _NotWritten."""
-    ends, before = time.monotonic() + _SECONDS, sys.gettrace()
-
-    def watch(frame: FrameType, event: str, argument: Any) -> Any:
-        if time.monotonic() > ends:
-            raise _NotWritten(f"it takes more than {_SECONDS} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def _fold(messages: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:

@@ -79,12 +79,31 @@ class Mix:
             return about
         rows = max(0, about // period - 1) * period
         counts = [int(share * rows) for share in shares]
-        ended = [size is not None and count > size for count, size in zip(counts, sizes, strict=True)]
+        left = [None if size is None else size - count for count, size in zip(counts, sizes, strict=True)]
+        return rows + self._run_out(counts, left, [rest is not None and rest < 0 for rest in left])
+
+    def rows_left(self) -> int | None:
+        """Count the rows up to the end of this epoch over the mix, one by one; None where a source doesn't know."""
+        if self.rows_per_epoch is None:
+            return None
+        return self._run_out(list(self._counts), [reader.rows_left() for reader in self._readers], list(self._ended))
+
+    def _run_out(self, counts: list[int], left: Sequence[int | None], ended: list[bool]) -> int:
+        """Count the rows up to the end of an epoch over the mix.
+
+        :param counts: rows that each source has given in it.
+        :param left: rows that each gives before it ends; None = it does not end.
+        :param ended: whether each has ended before.
+        :return: the number of rows.
+        """
+        rows, ends = 0, [None if rest is None or over else count + rest for count, rest, over in zip(counts, left, ended, strict=True)]
         while (source := self._due(counts, [i for i, over in enumerate(ended) if not over or self._restarts()])) is not None:
-            if counts[source] == sizes[source]:
+            if counts[source] == ends[source]:
                 ended[source] = True
                 if not self._all or all(ended):
                     break
+                if not self._restarts():
+                    continue
             counts[source] += 1
             rows += 1
         return rows

@@ -57,12 +57,28 @@ class Permutation:
         while True:
             left, right = index >> self._half_bits, index & mask
             for key in self._keys:
-                hashed = (right ^ key) * 0x9E3779B97F4A7C15 & _MASK
-                hashed = ((hashed ^ (hashed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
-                left, right = right, left ^ ((hashed >> 32) & mask)
+                left, right = right, left ^ _round(right, key, mask)
             index = (left << self._half_bits) | right
             if index < self._n:
                 return index
+
+    def index(self, image: int) -> int:
+        """Give the index that has an image: the rounds backwards."""
+        mask = (1 << self._half_bits) - 1
+        while True:
+            left, right = image >> self._half_bits, image & mask
+            for key in reversed(self._keys):
+                left, right = right ^ _round(left, key, mask), left
+            image = (left << self._half_bits) | right
+            if image < self._n:
+                return image
+
+
+def _round(half: int, key: int, mask: int) -> int:
+    """Hash one half of an index by the key of a round."""
+    hashed = (half ^ key) * 0x9E3779B97F4A7C15 & _MASK
+    hashed = ((hashed ^ (hashed >> 29)) * 0xBF58476D1CE4E5B9) & _MASK
+    return (hashed >> 32) & mask
 
 
 class HeldOut:

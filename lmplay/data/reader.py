@@ -43,6 +43,9 @@ class Reader(Protocol):
         A row that cannot be read raises BadRow, and counts as given.
         """
 
+    def rows_left(self) -> int | None:
+        """Count the rows of this epoch that have not been given; None where `rows_per_epoch` is, or of validation rows."""
+
     def next_epoch(self) -> None:
         """Skip the rest of the epoch, if it has begun; an endless source has one epoch only, and stays where it is."""
 
@@ -89,6 +92,14 @@ class IndexedReader:
                 return index, self._source[index]
         self.next_epoch()
         return None
+
+    def rows_left(self) -> int | None:
+        """See :class:`Reader`."""
+        if self._source.n_rows is None or self._order.validation:
+            return None
+        held_out = map(self._held_out.row, range(self._held_out.count(self._source.n_rows)))
+        to_come = sum((self._permutation.index(row) if self._permutation else row) >= self._offset for row in held_out)
+        return max(0, self._source.n_rows - self._offset) - to_come
 
     def next_epoch(self) -> None:
         """See :class:`Reader`."""
@@ -140,6 +151,12 @@ class StreamedReader:
             row.row = index
             raise row
         return index, row
+
+    def rows_left(self) -> int | None:
+        """See :class:`Reader`."""
+        if self.rows_per_epoch is None or self._order.validation:
+            return None
+        return max(0, self.rows_per_epoch - (self._ordinal - self._held_out.count(self._ordinal)) - self._offset)
 
     def next_epoch(self) -> None:
         """See :class:`Reader`."""

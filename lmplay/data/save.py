@@ -5,19 +5,27 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import make_folder
 from ..hub import first_line
 from ..words import bytes_in_words
 from .sources import SourceSpec
-from .sources.hub import Download, download, downloads, prepared, saved_folder
+from .sources.hub import LINES, Download, download, downloaded_lines, downloads, prepared, saved_folder
 from .sources.library import quiet_library
 from .sources.registry import HUB, find_kind
+from .stream import NAMED_ROWS, describe_losses, refused_row
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from .sources.shards import ShardedSource
+
+_SPLITS = ("train", "validation")
 # Seconds between two lines of progress where there is no terminal.
 _PLAIN_SECONDS = 10.0
 
@@ -55,21 +63,62 @@ def _save(spec: SourceSpec, folder: Path, target: Path, say: Callable[[str], Non
     _check_disk(spec, folder, sum(file.size for file in files if not _is_here(file, folder)) + 2 * row_bytes)
     _download(spec, files, folder, say)
     say(f"{spec.path}: writing its rows.")
-    found = {split: prepared(spec, split, folder)[0] for split in ("train", "validation")}
-    parts = {split: part for split, part in found.items() if part is not None}
+    write = _choose_form(spec, folder, say)
     temporary = target.parent / f".{target.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
-    from datasets import DatasetDict
-
     try:
-        with quiet_library(folder):
-            DatasetDict(parts).save_to_disk(str(temporary))
+        rows = write(temporary)
         os.replace(temporary, target)
     except OSError as error:
         raise UserError(f"source {spec.path}: cannot be saved in {target} ({first_line(error)}); is there space on the disk?") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return rows
+
+
+def _choose_form(spec: SourceSpec, folder: Path, say: Callable[[str], None]) -> Callable[[Path], int]:
+    """Choose how the rows are saved: as the library reads them, or line by line where it does not read JSON lines that our own streams do.
+
+    :return: writes the rows into a folder, which is not there yet, and gives their number.
+    """
+    try:
+        found = {split: prepared(spec, split, folder)[0] for split in _SPLITS}
+    except UserError:
+        lines = {split: source for split in _SPLITS if (source := downloaded_lines(spec, split, folder)) is not None}
+        if "train" not in lines:
+            raise
+        return lambda target: _write_lines(lines, target, spec, say)
+    parts = {split: part for split, part in found.items() if part is not None}
+    return lambda target: _write_dataset(parts, target, folder)
+
+
+def _write_dataset(parts: dict[str, Dataset], target: Path, folder: Path) -> int:
+    """Save rows as the library does; gives their number."""
+    from datasets import DatasetDict
+
+    with quiet_library(folder):
+        DatasetDict(parts).save_to_disk(str(target))
     return sum(len(part) for part in parts.values())
+
+
+def _write_lines(lines: dict[str, ShardedSource], target: Path, spec: SourceSpec, say: Callable[[str], None]) -> int:
+    """Save the lines that are rows and say which are not; gives their number. Raises UserError when a source that is to have no bad rows has one."""
+    target.mkdir()
+    rows, skipped, places = 0, Counter[str](), dict[str, list[str]]()
+    for split, source in lines.items():
+        with open(target / LINES.format(split), "wb") as file:
+            for line in source.good_lines():
+                if isinstance(line, bytes):
+                    file.write(line)
+                    rows += 1
+                    continue
+                if spec.on_bad_row == "stop":
+                    raise refused_row(line.faults)
+                skipped[line.reason] += 1
+                places[line.reason] = [*places.get(line.reason, []), line.location][:NAMED_ROWS]
+    for loss in describe_losses({"skipped": skipped, "places": places, "replaced": {}}):
+        say(f"{spec.path}: {loss}")
+    return rows
 
 
 def _check_disk(spec: SourceSpec, folder: Path, needed: int) -> None:

@@ -142,7 +142,7 @@ class StageData:
         found = (*zip(self.sources, self._readings, strict=True), *((source, reading) for source, reading, _ in self._own))
         return [{"name": source.name, **source.fingerprint, "reads": reading.summary} for source, reading in found]
 
-    def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+    def carry_over(self, position: dict[str, Any], before: list[dict[str, Any]], trained: int) -> dict[str, Any]:
         """Adapt a position to data that have changed since.
 
         A changed source whose rows have numbers keeps its epoch and the number of rows read in it. With another number of rows the shuffled order is
@@ -151,13 +151,16 @@ class StageData:
 
         :param position: of the training samples, as :class:`Batcher` gave it.
         :param before: the fingerprints it belongs to.
+        :param trained: the samples that have been trained on; of those that waited some may be among them.
         :return: a position from which reading goes on without an error.
         """
         mixed = position["samples"]["mix"]
         readers = [state if same_data(old, now) else _carried(state, source)
                    for state, old, now, source in zip(mixed["readers"], before, self.fingerprints(), self.sources, strict=False)]
-        samples = {**position["samples"], "mix": {**mixed, "readers": readers}}
-        return {**position, "samples": samples, "until": position["read"], "ended": False, "waiting": [], "given": 0}
+        samples = self.open_samples()
+        samples.restore({**position["samples"], "mix": {**mixed, "readers": readers}})
+        samples.count_anew(trained)
+        return {**position, "samples": samples.state(), "until": position["read"], "ended": False, "waiting": [], "given": 0}
 
     def texts(self, characters: int) -> Iterator[str]:
         """Give the texts of the first training samples, for a tokenizer to learn from.

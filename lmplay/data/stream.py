@@ -14,7 +14,7 @@ from .samples import Reading, Sample, Skipped
 from .sources import BadRow, Row, Source
 
 # Rows that are named for each reason why rows are skipped.
-_NAMED = 3
+NAMED_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class SampleStream:
         self._readings = readings
         self._length = length
         self._samples = 0
+        self._told: int | None = None  # the total of a stage whose data has changed
         self.skipped: Counter[str] = Counter()
         self.locations: dict[str, list[str]] = {}  # where the first rows are that were skipped, by reason
         self.replaced: Counter[str] = Counter()  # rows that had bytes that are not UTF-8, and characters that stand for them
@@ -54,9 +55,14 @@ class SampleStream:
                 raise UserError(f"epochs {length.epochs:g}: the number of rows is not known, so part of one cannot be read; give samples, tokens or steps.")
             self._rows_of_last = round(part * mix.rows_per_epoch) or int(not whole)  # never nothing at all
 
-    @cached_property
+    @property
     def total(self) -> int | None:
         """The number of rows that will be read (samples, but for skipped rows); None where unknown."""
+        return self._planned if self._told is None else self._told
+
+    @cached_property
+    def _planned(self) -> int | None:
+        """The same of data that has not changed since the stage began."""
         if self._length.samples is not None or self._length.epochs is None:
             return self._length.samples
         per_epoch = self._mix.rows_per_epoch
@@ -75,7 +81,7 @@ class SampleStream:
     @property
     def progress(self) -> float | None:
         """The share of the length that has been read, 0 to 1."""
-        total = self.total
+        total = self._planned
         if not total:
             return None
         if self._length.samples is not None:
@@ -108,15 +114,27 @@ class SampleStream:
             return sample
         return None
 
+    def count_anew(self, trained: int) -> None:
+        """Count the samples again, from a position that has been carried over to other data.
+
+        :param trained: the samples that have been given and will not be given again, whatever the position says.
+        """
+        self._samples = trained
+        if self._length.samples is None and self._length.epochs is not None and (left := self._mix.rows_left()) is not None:
+            epochs, per_epoch = self._last_epoch - self._mix.epoch, self._mix.rows_per_epoch or 0
+            left = min(left, max(0, self._rows_of_last - self._mix.rows_in_epoch)) if not epochs else left + (epochs - 1) * per_epoch + self._rows_of_last
+            self._told = trained + self.skipped.total() + left
+
     def state(self) -> dict[str, Any]:
         """Give the position: a small plain value."""
+        told = {} if self._told is None else {"total": self._told}
         return {"mix": self._mix.state(), "samples": self._samples, "skipped": dict(self.skipped), "replaced": dict(self.replaced),
-                "places": {reason: list(named) for reason, named in self.locations.items()}}
+                "places": {reason: list(named) for reason, named in self.locations.items()}, **told}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position."""
         self._mix.restore(state["mix"])
-        self._samples = state["samples"]
+        self._samples, self._told = state["samples"], state.get("total")
         self.skipped, self.replaced = Counter(state["skipped"]), Counter(state["replaced"])
         self.locations = {reason: list(named) for reason, named in state["places"].items()}
 
@@ -124,10 +142,10 @@ class SampleStream:
         """Count a row that gives no sample, and remember where the first few are; of a strict source it is the end."""
         if source in self._strict:
             faults = bad.faults if bad else [f"{self._sources[source].location(index)}: gives no sample ({reason}); mend or delete it."]
-            raise UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
+            raise refused_row(faults)
         self.skipped[reason] += 1
         named = self.locations.setdefault(reason, [])
-        if len(named) < _NAMED and self._sources:
+        if len(named) < NAMED_ROWS and self._sources:
             named.append(bad.location if bad else self._sources[source].location(index))
 
     def _is_done(self) -> bool:
@@ -135,6 +153,14 @@ class SampleStream:
         if self._length.samples is not None:
             return self._samples >= self._length.samples
         return self._length.epochs is not None and (self._mix.epoch, self._mix.rows_in_epoch) >= (self._last_epoch, self._rows_of_last)
+
+
+def refused_row(faults: Sequence[str]) -> UserError:
+    """Make the error for a row that gives no sample, of a source that is to have none.
+
+    :param faults: what is wrong with it.
+    """
+    return UserError(*(f"{fault} (\"on_bad_row\": \"skip\" leaves such rows out.)" for fault in faults))
 
 
 def describe_skipped(skipped: Counter[str]) -> str:

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -78,6 +78,16 @@ class End:
     empty: int
 
 
+@contextmanager
+def position_of(stage: str) -> Iterator[None]:
+    """Turn what a position of a damaged checkpoint leads to inside this block into a UserError; `stage` is the name."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"stage '{stage}': the checkpoint's position in its data means nothing ({type(error).__name__}: {error}); "
+                        "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
+
+
 def open_batcher(stage: OpenStage, samples: SampleStream, prepare: Callable[[Sample], list[Piece]], **options: Any) -> Batcher:
     """Make what fills a stage's batches, from the beginning of the samples on; `options` are those of :class:`lmplay.data.batcher.Batcher`."""
     pieces = stage.data.pieces if stage.objective.divides_samples else "together"
@@ -128,11 +138,8 @@ class Batches:
         with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
             batcher = open_batcher(self._stage, self.stream, self._prepare, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
-                try:
+                with position_of(self._stage.stage.name):
                     batcher.restore(self._position)
-                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    raise UserError(f"stage '{self._stage.stage.name}': the checkpoint's position in its data means nothing ({type(error).__name__}: {error}); "
-                                    "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
             for number in count(self._steps_done + 1):
                 batch = batcher.next() if self._steps is None or number <= self._steps else None
                 if batch is None:

@@ -54,6 +54,7 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 from .model_spec import ModelSpec, check_tokenizer, choose_model, make_tokenizer
@@ -148,9 +149,12 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
                 needing = [f"lr_schedule {settings.schedule}"] if SCHEDULES[settings.schedule].curve is not None else []
                 needing += ["a warmup below 1"] if 0 < settings.warmup < 1 else []
                 faults.lines += [f"stage '{stage.name}': {key} needs a length that is known; give samples, tokens or steps." for key in needing]
-            differences = _adopt_changes(found)
-            if outline.settings.accept_changed_data:
+            differences = _note_changes(found)
+            if not differences:
+                pass
+            elif outline.settings.accept_changed_data:
                 accepted += differences
+                _carry_over(found, outline.found)
             else:
                 faults.lines += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
                                  "or choose another --model, or --reset-history to start anew." for change in differences]
@@ -509,18 +513,27 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()})
 
 
-def _adopt_changes(stage: OpenStage) -> list[str]:
-    """Say which sources of a begun stage are not what they were, and adapt its position to the changed data."""
+def _note_changes(stage: OpenStage) -> list[str]:
+    """Say which sources of a begun stage are not what they were, and of others how they are read now."""
     state, data = stage.state, stage.data
-    before, now = state.fingerprints, data.fingerprints()
-    if before is None:
+    if state.fingerprints is None:
         return []
-    differences = describe_changes(before, now)
-    if differences:
-        state.position = state.position and data.carry_over(state.position, before)
-    data.warnings += describe_readings(before, now)
-    state.fingerprints = now
+    now = data.fingerprints()
+    data.warnings += describe_readings(state.fingerprints, now)
+    differences = describe_changes(state.fingerprints, now)
+    if not differences:
+        state.fingerprints = now
     return [f"stage '{state.name}': the data of {change} has changed since the checkpoint" for change in differences]
+
+
+def _carry_over(stage: OpenStage, found: Found | None) -> None:
+    """Adapt the position of a begun stage to its changed data."""
+    state, data = stage.state, stage.data
+    if state.position is not None and state.fingerprints is not None and found is not None:
+        totals = found.content["runner"]["state"]["step_stats"].get(state.name, {})
+        with position_of(state.name):
+            state.position = data.carry_over(state.position, state.fingerprints, totals.get("total_train_samples", 0) + totals.get("no_tokens", 0))
+    state.fingerprints = data.fingerprints()
 
 
 def _check_space(run: Run) -> None:

@@ -1,10 +1,9 @@
-"""The command `lmp_generator`: it hears Ctrl+C first, then imports the rest."""
+"""The command `lmp_generator`: it hears signals first, then imports the rest."""
 from __future__ import annotations
 
-import signal
 import sys
 
-from ..signals import listen
+from ..signals import be_deaf, listen
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -14,14 +13,14 @@ def main(argv: list[str] | None = None) -> int:
     :return: the exit code, see :func:`lmplay.generate.command.run`.
     """
     if argv is None:
-        listen("lmp_generator", signal.SIGINT)
+        listen("lmp_generator")
     from .command import run
 
     try:
         return run(argv)
     finally:
-        if argv is None:  # there is nothing left but the end of the process
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if argv is None:
+            be_deaf()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from ..data.samples import FORMS
 from ..errors import LmplayError, UserError, long_names_refused, nearest
 from ..paths import in_folder
 from ..plan.settings import Settings
+from ..signals import Stop, raise_stop
 
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
 
@@ -71,7 +72,7 @@ def run(argv: list[str] | None) -> int:
     """Write texts.
 
     :param argv: arguments; None = those of the process.
-    :return: the exit code: 0, 130 after Ctrl+C, 2 bad input.
+    :return: the exit code: 0, 2 bad input, that of the request to stop.
     """
     try:
         options = _parser().read(argv)
@@ -80,7 +81,7 @@ def run(argv: list[str] | None) -> int:
             prompts = _prompts(options)
             writer = _open(options)
         if argv is None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # until now Ctrl+C has ended the process at once
+            raise_stop()  # until now a request to stop has ended the process at once
         if prompts is None:
             _talk(writer, options)
         else:
@@ -90,9 +91,10 @@ def run(argv: list[str] | None) -> int:
         for fault in error.faults if isinstance(error, UserError) else [error]:
             print(f"lmp_generator: {fault}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        with suppress(OSError):
+            print(file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stop) else 130
     except BrokenPipeError:  # the reader has had enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

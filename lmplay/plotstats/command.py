@@ -5,7 +5,6 @@ import argparse
 import json
 import math
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Container
@@ -37,8 +36,6 @@ def run(argv: list[str] | None) -> int:
     :return: 0, or 2 for bad input, after drawing what could be drawn.
     """
     try:
-        if argv is None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # until now Ctrl+C has ended the process at once
         arguments = _build_parser().read(argv)
         if arguments.json and arguments.watch:
             raise UserError("--json and --watch: choose one of them.")
@@ -51,8 +48,6 @@ def run(argv: list[str] | None) -> int:
             faults = _draw(arguments)
     except UserError as error:
         faults = list(error.faults)
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -1,9 +1,14 @@
 """Columns and chats: which rows become which samples, and how a chat is written out by templates of several styles."""
 import itertools
 import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from helpers import SHARED, write_rows
+from helpers import ENVIRONMENT, SHARED, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -251,8 +256,41 @@ def test_real_chats_are_read_and_written(template):
         assert not any(part.learned for part in prompt)
 
 
-def test_a_template_that_loops_for_ever_is_ended(monkeypatch):
-    monkeypatch.setattr("lmplay.data.chat._SECONDS", 1)
-    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(UserError, match="it takes more than 1 s"):
-        write_out([Turn("user", "hello", False), Turn("assistant", "you", True)], loop, "</s>")
+HELLO = [Turn("user", "hello", False), Turn("assistant", "you", True)]
+GROWING = "{% set grown = namespace(text='x') %}{% for _ in range(60) %}{% set grown.text = grown.text ~ grown.text %}{% endfor %}"
+
+
+@pytest.mark.parametrize(("template", "reason"), [
+    ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it takes more than 2 s"),
+    ("{{ 7 ** (10 ** 10) }}", "it takes more than 2 s"),
+    ("{{ ('x' * 10**10) | length }}", "it takes more than"),
+    ("{{ 'x' | center(10**10) | length }}", "it takes more than"),
+    ("{{ ('%10000000000d' % 1) | length }}", "it takes more than"),
+    ("{{ ('x' * 10**5) | replace('x', 'y' * 10**6) | length }}", "it takes more than"),
+    (GROWING, "it takes more than"),
+    ("{{ range(10**12) | length }}", "Range too big"),
+    ("{{ 'x' * 10**7 }}", "it writes more than 1,000,000 characters"),
+    ("{{ raise_exception('x' * 10**7) }}", f"({'x' * 300})"),
+    ("{{ " + "(" * 10**5 + "1" + ")" * 10**5 + " }}", "")], ids=lambda text: text[:40])
+def test_a_template_that_takes_too_much_is_refused_in_a_line(monkeypatch, template, reason):
+    if "2 s" in reason:
+        monkeypatch.setattr("lmplay.data.template.SECONDS", 2)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError) as caught:
+        write_out(HELLO, template, "</s>")
+    assert len(caught.value.faults) == 1
+    assert reason in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB
+    assert write_out(HELLO, CHATML, END)[1]  # others are written as before
+
+
+def test_what_renders_templates_ends_with_the_program(tmp_path):
+    program = ("import os, signal, sys\nfrom lmplay.data import template\n"
+               "print(template.render('{{ messages[0].role }}', [{'role': 'me', 'content': ''}]), template._renderer._process.pid, flush=True)\n"
+               "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'kill' else None")
+    for how in ("kill", "end"):
+        done = subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+        role, pid = done.stdout.split()
+        assert (role, done.stderr) == ("me", "")
+        while (stat := Path(f"/proc/{pid}/stat")).exists() and " Z " not in stat.read_text():
+            time.sleep(0.01)

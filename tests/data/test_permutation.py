@@ -12,6 +12,7 @@ from lmplay.data.permutation import HeldOut, Permutation
 def test_a_permutation_is_one(n, seed, epoch):
     order = Permutation(n, seed, epoch)
     assert sorted(order[i] for i in range(n)) == list(range(n))
+    assert [order.index(order[i]) for i in range(n)] == list(range(n))
 
 
 def test_permutations_shuffle_well():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from files import OWN, TRAIN, Spec, opened, rows_of, write
-from hub_rows import ROWS, hub_set
+from hub_rows import ROWS, as_lines, hub_set
 
 from lmplay.data import save
 from lmplay.data.save import save_sources
@@ -66,6 +66,9 @@ def test_saved_data_sets_are_read_when_the_hub_is_gone(server, tmp_path, plan):
     lines.clear()
     save_sources(plan, tmp_path / "datasets", lines.append)
     assert all("is already saved" in line for line in lines)
+
+
+SPEC = {"encoding_errors": None, "on_bad_row": None, "row_bytes": None}
 
 
 class Stop(BaseException):
@@ -127,3 +130,47 @@ def test_saving_waits_for_the_hub(server, tmp_path, plan, said):
     assert len(said) == 2  # the client itself goes on after a cut
     source = hub_set("o/plain", tmp_path)
     assert [source[i] for i in range(200)] == ROWS
+
+
+@pytest.fixture
+def broken(hub_root):
+    """Data sets that the library does not read: `o/broken` has lines that are no rows, `o/mixed` fields of several types, `o/none` no row in its first line."""
+    odd = [{"text": "a", "n": 1}, {"n": "two", "text": "b", "more": {"x": []}}, {"text": 5}, {"text": "c", "n": [10**30]}]
+    own_rows = as_lines(ROWS[7:8]) + "{\n" + as_lines(ROWS[8:9])
+    for name, train, own in (("broken", as_lines(ROWS[:5]) + "\n{broken\n[1]\n" + as_lines(ROWS[5:7]).rstrip(), own_rows),
+                             ("mixed", as_lines(odd), ""), ("none", "{broken\n" + as_lines(ROWS[:3]), "")):
+        write(hub_root / f"o/{name}/train.jsonl", train)
+        if own:
+            write(hub_root / f"o/{name}/validation.jsonl", own)
+    return odd
+
+
+def saved_lines(name: str, tmp_path: Path, **keys: Any) -> list[str]:
+    lines: list[str] = []
+    save_sources([Spec(f"o/{name}", **keys)], tmp_path / "datasets", lines.append)
+    return lines
+
+
+def test_lines_that_a_stream_skips_are_skipped_and_counted_where_a_data_set_is_saved(server, broken, tmp_path):
+    lines = saved_lines("broken", tmp_path)
+    assert "o/broken: 2 rows skipped: not valid JSON (source o/broken: train.jsonl, line 7; source o/broken validation: validation.jsonl, line 2)" in lines
+    assert "o/broken: 1 row skipped: no JSON object (source o/broken: train.jsonl, line 8)" in lines
+    assert lines[-1].startswith("o/broken: saved 9 rows in ")
+    assert saved_lines("mixed", tmp_path)[-1].startswith("o/mixed: saved 4 rows in ")
+    server.stop()
+    hub._builder.cache_clear()
+    for keys in ({}, {"streaming": True}):
+        assert rows_of(hub_set("o/broken", tmp_path, **SPEC, **keys)) == ROWS[:7]
+        assert rows_of(hub_set("o/broken", tmp_path, "validation", **SPEC, **keys)) == ROWS[7:9]
+        assert rows_of(hub_set("o/mixed", tmp_path, **SPEC, **keys)) == broken
+        assert hub_set("o/mixed", tmp_path, "validation", **SPEC, **keys) is None
+    assert sorted(path.name for path in (tmp_path / "datasets/saved").iterdir()) == ["o--broken", "o--mixed"]
+
+
+@pytest.mark.parametrize(("name", "keys", "says"), [
+    ("none", {}, "^source o/none: cannot be opened"), ("broken", {"split": "train[:3]"}, "^source o/broken: cannot be opened"),
+    ("broken", {"on_bad_row": "stop"}, r"^source o/broken: train.jsonl, line 7: not valid JSON .*\(\"on_bad_row\": \"skip\" leaves such rows out\.\)$")])
+def test_what_a_stream_does_not_read_is_not_saved(server, broken, tmp_path, name, keys, says):
+    with pytest.raises(UserError, match=says):
+        saved_lines(name, tmp_path, **keys)
+    assert list((tmp_path / "datasets/saved").iterdir()) == []

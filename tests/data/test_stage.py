@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import pytest
 from helpers import write_rows
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from rows import Flow, rows
 from stages import open_data, open_stage, refused_data
 from texts import BYTES
@@ -10,6 +12,7 @@ from texts import BYTES
 from lmplay.data.batcher import Batcher
 from lmplay.data.continuation import Cutter
 from lmplay.data.stage import StageData
+from lmplay.errors import UserError
 from lmplay.plan.curriculum import DATA_RULES
 from lmplay.plan.schema import Stage
 
@@ -83,13 +86,53 @@ def test_a_position_carries_over_to_other_data(tmp_path, change, stop):
     if change == "a stream":
         data.sources[0] = Flow(texts)
     batcher = Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
-    batcher.restore(data.carry_over(batch.position, before))
+    batcher.restore(data.carry_over(batch.position, before, 0))
     pieces = [piece for found in iter(batcher.next, None) for piece in found.pieces]
     ended = [piece.sample.row for piece in pieces if piece.last]
     read = batch.position["samples"]["mix"]["readers"][0]
     first = {"a stream": 0, "from a stream": batch.position["read"]}.get(change, read["offset"])
     assert sorted(ended) == list(range(first, data.sources[0].n_rows or 40))
     assert "".join(piece.truth for piece in pieces).count("abc") == sum(data_row["text"].count("abc") for data_row in _rows_of(data)[first:])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.tuples(st.integers(1, 30), st.integers(2, 30)), changed=st.integers(1, 40), weights=st.sampled_from([None, (1.0, 1.0), (1.0, 3.0), (0.3, 0.7)]),
+       stopping=st.sampled_from(["first_exhausted", "all_exhausted"]), epochs=st.sampled_from([1, 2, 0.5, 2.7]), held_out=st.sampled_from([0, 0.1, 0.4]),
+       streamed=st.tuples(st.booleans(), st.booleans()), stop=st.integers(0, 60))
+def test_the_samples_of_a_stage_are_counted_exactly_where_its_data_has_changed(tmp_path, sizes, changed, weights, stopping, epochs, held_out, streamed, stop):
+    def opened(*sizes):
+        paths = [str(write_rows(tmp_path / f"{i}.jsonl", rows(size))) for i, size in enumerate(sizes)]
+        sources = [{"path": path, **({"weight": weights[i]} if weights else {})} for i, path in enumerate(paths)]
+        data = open_stage(tmp_path, {"dataset": sources, "stopping": stopping, "epochs": epochs, "validation": held_out})
+        for i, size in enumerate(sizes):
+            if streamed[i]:
+                data.sources[i] = Flow(rows(size), known=True)
+                data.sources[i].fingerprint = {"rows": size}
+        return data
+
+    try:
+        data = opened(*sizes)
+        batcher = Batcher(data.open_samples(), Cutter(BYTES, 30).cut, 4)
+        before, batch, trained = data.fingerprints(), None, 0
+        while trained < stop and (found := batcher.next()) is not None:
+            batch = found
+            trained += len(batch.samples)
+        data = opened(changed, sizes[1])
+        stream = data.open_samples()
+    except UserError:  # a source without rows to train on
+        return
+    if batch is None:
+        return
+    batcher = Batcher(stream, Cutter(BYTES, 30).cut, 4)
+    batcher.restore(data.carry_over(batch.position, before, trained))
+    total, half = stream.total, None
+    for number, batch in enumerate(iter(batcher.next, None)):
+        trained += len(batch.samples)
+        if number == 1:
+            half = data.open_samples()
+            half.restore(batch.position["samples"])
+    assert total == trained
+    assert half is None or half.total == total
 
 
 def _rows_of(data: StageData) -> list[dict]:

@@ -1,6 +1,7 @@
 """Whole runs whose data was moved or has changed."""
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,23 @@ def test_data_that_changed_is_refused_and_can_be_accepted(texts_folder, capsys, 
     left = (3 - epoch) * per_epoch - rows_before
     assert samples == pytest.approx(max(left, (2 - epoch) * per_epoch) + read, abs=32 + rows_before * 0.1)
     assert "accepted" not in train(capsys, "--validation-interval", 20, "--training-plan", "plan.json")
+
+
+def told(text: str, event: str) -> dict:
+    return next(said for line in text.splitlines() if line.startswith("{") and (said := json.loads(line))["event"] == event)
+
+
+@pytest.mark.parametrize("keys", [{"epochs": 2.6}, {"epochs": 2, "pieces": "shuffled"}, {"samples": 90}], ids=str)
+@pytest.mark.parametrize("n_rows", [90, 4, 31])
+def test_how_long_a_stage_is_told_to_be_is_how_long_it_gets_after_its_data_has_changed(texts_folder, capsys, monkeypatch, keys, n_rows):
+    write_plan(texts_folder, {"one": {"dataset": "texts", "validation": {"samples": 2}, **keys}})
+    stop_at(monkeypatch, [8, 9])
+    arguments = "--validation-interval", 20, "--training-plan", "plan.json", "--log-json"
+    train(capsys, *arguments, code=130)
+    write_rows(texts_folder / "texts" / "a.jsonl", [{"text": sentences(1 + i % 3, f"cow{i}")} for i in range(n_rows)])
+    accepted = told(train(capsys, *arguments, "--accept-changed-data", code=130), "stage")["of"]
+    text = train(capsys, *arguments)
+    assert told(text, "stage")["of"] == accepted == told(text, "stage done")["totals"]["total_train_samples"]
 
 
 def test_data_that_changed_under_a_begun_stage_is_refused(corpus, capsys):

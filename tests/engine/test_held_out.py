@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import TINY, load, train, write_plan, write_rows
+from rows import Flow, rows
 from stages import open_stage
 from texts import BYTES
 
@@ -119,6 +120,34 @@ def test_a_weighted_mix_repeats_no_row(tmp_path):
     data = open_stage(tmp_path, {"dataset": [{"path": small, "weight": 1}, {"path": large, "weight": 1}], "validation": 0.5})
     found = texts(held_out(data, None).regular())
     assert len(found) == len(set(found)) == 110
+
+
+@pytest.mark.parametrize("weights", [None, (1, 9), (9, 1)])
+@pytest.mark.parametrize("other", ["builtin:tales", "stream", None])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("samples", [2, 30, None])
+def test_a_short_split_of_a_stream_of_unknown_length_is_judged_once(tmp_path, weights, other, own, samples):
+    """Alone, beside a longer stream, and beside a source without end."""
+    paths = [str(write_rows(tmp_path / f"{name}.jsonl", rows(size, name))) for name, size in (("a", 30), ("b", 300))]
+    sources = [paths[0], *({"builtin:tales": [other], "stream": [paths[1]]}.get(other, []))]
+    stage = {"dataset": [{"path": path, **({"weight": weight} if weights else {})} for path, weight in zip(sources, weights or (1, 1), strict=False)],
+             "validation": {"fraction": 0.1}, "samples": 20}
+    data = open_stage(tmp_path, stage)
+    for number, path in enumerate(sources):
+        if path != "builtin:tales":
+            data.sources[number] = Flow(rows(*((30, "a") if not number else (300, "b"))))
+    if own:
+        data._own, data._own_names, data._held_out[0] = [(Flow(rows(3, "own")), data._readings[0], data._stage.dataset[0])], data.names[:1], 0.0
+    if samples is None and other == "builtin:tales":
+        return  # refused
+    found = held_out(data, samples)
+    regular, more = texts(found.regular()), texts(found.rest())
+    assert len({*regular, *more}) == len(regular) + len(more)
+    of_short = [text for text in regular + more if text.startswith("own" if own else "a")]
+    expected = {None: 3, "stream": 33}.get(other)
+    assert len(regular) == (min(samples or 1000, expected) if expected else samples)
+    assert len(of_short) <= 3
+    assert samples == 2 or len(of_short) == 3 or weights == (1, 9)
 
 
 def test_runs_of_other_seeds_are_judged_by_the_same_samples(corpus, capsys):

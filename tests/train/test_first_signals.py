@@ -6,12 +6,13 @@ import sys
 import time
 
 import pytest
-from helpers import ENVIRONMENT
+from curves import make_run
+from helpers import ENVIRONMENT, TINY
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
-TRAINER = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR2, 75)]
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR2, 75)]
 # What is imported first by each program after its door; a signal comes while it is imported.
-PROGRAMS = [("train", number, code) for number, code in TRAINER] + [("generate", signal.SIGINT, 130), ("plotstats", signal.SIGINT, 130)]
+PROGRAMS = [(room, number, code) for room in ("train", "generate", "plotstats") for number, code in CODES]
 
 
 @pytest.mark.parametrize(("room", "number", "code"), PROGRAMS)
@@ -27,7 +28,7 @@ def test_a_signal_that_comes_before_the_first_import_of_the_program_ends_it_as_d
                "sys.exit(main())\n")
     done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
     assert done.returncode == code, done.stderr
-    assert "stopped before it began" in done.stderr
+    assert f"lmp_{ {'train': 'trainer', 'generate': 'generator'}.get(room, room)}: stopped" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -47,7 +48,7 @@ def test_a_request_to_save_before_there_is_anything_changes_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("number", "code"), TRAINER)
+@pytest.mark.parametrize(("number", "code"), CODES)
 def test_a_signal_while_a_compiled_module_is_imported_ends_the_program_as_documented(tmp_path, number, code):
     """Such a module turns an exception that comes meanwhile into an error of its own."""
     (tmp_path / "sent.py").write_text("import sys\n"
@@ -81,3 +82,30 @@ def test_signals_in_the_first_second(tmp_path, room, number, code):
         _, complaints = run.communicate(timeout=60)
         assert run.returncode in (code, 0, 2), complaints  # 0, 2: it had ended before
         assert "Traceback" not in complaints
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_picture_that_is_not_done_leaves_nothing_behind(tmp_path, number, code):
+    make_run(tmp_path, "a")
+    program = ("import os, sys\nfrom lmplay.plotstats.__main__ import main\nsync = os.fsync\n"
+               f"os.fsync = lambda handle: (os.kill(os.getpid(), {int(number)}), sync(handle))\nsys.exit(main())")
+    before = sorted(tmp_path.iterdir())
+    done = subprocess.run([sys.executable, "-c", program, "--out-dir", str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert (done.returncode, done.stderr.strip()) == (code, "lmp_plotstats: stopped.")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_text_that_is_not_done_ends_in_a_line(tmp_path, number, code):
+    arguments = [*TINY, "--dataset", "builtin:tales", "--max-steps", "1", "--out-dir", str(tmp_path)]
+    assert subprocess.run([sys.executable, "-m", "lmplay.train", *arguments], capture_output=True, env=ENVIRONMENT, check=False).returncode == 75
+    before = sorted(tmp_path.iterdir())
+    command = [sys.executable, "-m", "lmplay.generate", "--out-dir", str(tmp_path), "--prompt", "abc", "--max-tokens", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as run:
+        assert run.stdout.read(3) == b"abc"
+        run.send_signal(number)
+        _, complaints = run.communicate(timeout=60)
+    assert run.returncode == code, complaints
+    assert b"Traceback" not in complaints
+    assert sorted(tmp_path.iterdir()) == before

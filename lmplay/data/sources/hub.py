@@ -24,13 +24,17 @@ from .library import (
     saved_fingerprint,
     split_names,
 )
+from .local import open_selection
 from .registry import Opener
 from .remote import RemoteFile, remote_file, sizes
+from .selection import Selection
 from .shards import ShardedSource, parquet_schema
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder
 
+# The files in a saved data set that the library does not read: the rows of a split as JSON lines.
+LINES = "{}.jsonl"
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 Answer = TypeVar("Answer")
 
@@ -46,6 +50,9 @@ def open_hub(spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
     :raises Unavailable: when the hub does not answer.
     """
     saved = saved_folder(spec, folder)
+    if (saved / LINES.format("train")).is_file():
+        name = LINES.format(split)
+        return open_selection(Selection(_title(spec, split), saved, [name]), folder, spec) if (saved / name).is_file() else None
     if saved.is_dir():
         part = load_saved(saved).get(split)
         return None if part is None else DatasetSource(_title(spec, split), part, {**_asked(spec, split), **saved_fingerprint(part)})
@@ -130,21 +137,21 @@ def download(spec: SourceSpec, file: Download, folder: Path) -> None:
 
 def _files_of(spec: SourceSpec, builder: DatasetBuilder) -> list[RemoteFile]:
     """List the files of all splits of a data set that are on the hub."""
-    return [file for urls in (builder.config.data_files or {}).values() for url in urls if (file := remote_file(spec.path, str(url)))]
+    return [file for urls in _urls(builder).values() for url in urls if (file := remote_file(spec.path, url))]
 
 
 def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource | None:
     """Open a data set without downloading it: by our own reader where it knows the format, else by the library's."""
     builder = _builder(spec.path, spec.config, spec.revision, folder, cache=False)
     title, asked = _title(spec, split), {**_asked(spec, split), "commit": str(builder.hash)}
-    urls: dict[str, list[str]] = {str(name): list(map(str, found)) for name, found in (builder.config.data_files or {}).items()}
+    urls = _urls(builder)
     form = _own_form(builder)
     if form:
         chosen = _choose(spec, list(urls), split)
         if chosen is None:
             return None
-        files = [file for name in split_names(chosen) for url in urls[name] if (file := remote_file(title, url))]
-        if len(files) == sum(len(urls[name]) for name in split_names(chosen)):
+        files = _remote_files(title, [url for name in split_names(chosen) for url in urls[name]])
+        if files is not None:
             source = _open_shards(title, form, files, _stated_rows(builder, chosen), {"kind": f"stream of {form}", **asked}, spec.columns)
             if source is not None:
                 return source
@@ -156,6 +163,33 @@ def _open_stream(spec: SourceSpec, split: str, folder: Path) -> StreamedSource |
 
     chosen, dataset = _ask(spec.path, folder, open_parts)
     return None if chosen is None else DatasetStreamedSource(title, dataset, _stated_rows(builder, chosen), {"kind": "stream", **asked})
+
+
+def downloaded_lines(spec: SourceSpec, split: str, folder: Path) -> ShardedSource | None:
+    """Open JSON lines that have been downloaded with our own reader, which goes on after a line that the library does not read.
+
+    :param spec: the source.
+    :param split: "train" or "validation".
+    :param folder: the data sets folder.
+    :return: the source; None where there is no such split, or it is not what our own reader streams.
+    :raises UserError: when it has not the split that is asked for.
+    """
+    builder = _builder(spec.path, spec.config, spec.revision, folder, cache=True)
+    urls = _urls(builder)
+    chosen = _choose(spec, list(urls), split) if _own_form(builder) == "lines" and "[" not in (spec.split or "") else None
+    files = _remote_files(_title(spec, split), [url for name in split_names(chosen) for url in urls[name]], folder / "hub") if chosen else None
+    return _open_shards(_title(spec, split), "lines", files, None, {}, None) if files else None
+
+
+def _urls(builder: DatasetBuilder) -> dict[str, list[str]]:
+    """List the addresses of the files of each split."""
+    return {str(name): list(map(str, found)) for name, found in (builder.config.data_files or {}).items()}
+
+
+def _remote_files(title: str, urls: list[str], downloads: Path | None = None) -> list[RemoteFile] | None:
+    """Make the files that addresses mean; None where one of them is not on the hub."""
+    files = [file for url in urls if (file := remote_file(title, url, downloads))]
+    return files if len(files) == len(urls) else None
 
 
 def _own_form(builder: DatasetBuilder) -> str | None:

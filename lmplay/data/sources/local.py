@@ -101,8 +101,18 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
 
         return open_saved_folder(spec, path, split)
     selection = select(spec.path, spec.split, split)
-    if selection is None:
-        return None
+    return None if selection is None else open_selection(selection, folder, spec)
+
+
+def open_selection(selection: Selection, folder: Path, spec: SourceSpec) -> LocalSource:
+    """Open files that have been selected.
+
+    :param selection: the files.
+    :param folder: the data sets folder, for what has to be unpacked or converted.
+    :param spec: the source asked for; its path is for messages.
+    :return: the source.
+    :raises UserError: when nothing is readable, or the first row isn't.
+    """
     parts = _open_parts(selection, Spans(Index(folder)), folder, spec)
     tables = [part.table for part in parts]
     if not any(map(len, tables)):

@@ -19,17 +19,18 @@ _URL = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.
 class RemoteFile:
     """One file of a data set of the hub, at one commit."""
 
-    def __init__(self, label: str, repo: str, revision: str, path: str):
+    def __init__(self, label: str, repo: str, revision: str, path: str, downloads: Path | None = None):
         """
         :param label: what the user calls the source.
         :param repo: the data set's name.
         :param revision: the commit.
         :param path: the file's path in the data set.
+        :param downloads: a cache of the hub's client that may have the file; None = only that of all programs.
         """
         self.label = f"source {label}: {path}"
         self.address = self._repo, self._revision, self._path = repo, revision, path
         self._patience = Patience(f"source {label}")
-        self._copy = _cached(repo, revision, path)
+        self._copy = _cached(repo, revision, path, shared_cache("hub")) or (_cached(repo, revision, path, downloads) if downloads else None)
         self._size: int | None = None if self._copy is None else self._copy.stat().st_size
         self._most = _LARGEST
 
@@ -129,23 +130,24 @@ class RemoteFile:
         return UserError(f"{self.label}: the hub does not have it (HTTP {status}); see {hub_endpoint()}/datasets/{self._repo}.")
 
 
-def _cached(repo: str, revision: str, path: str) -> Path | None:
-    """Find a file that another program has downloaded into the cache of all programs."""
+def _cached(repo: str, revision: str, path: str, cache: Path) -> Path | None:
+    """Find a file that has been downloaded into a cache of the hub's client."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repo, path, cache_dir=shared_cache("hub"), revision=revision, repo_type="dataset")
+    found = try_to_load_from_cache(repo, path, cache_dir=cache, revision=revision, repo_type="dataset")
     return Path(found) if isinstance(found, str) else None
 
 
-def remote_file(label: str, url: str) -> RemoteFile | None:
+def remote_file(label: str, url: str, downloads: Path | None = None) -> RemoteFile | None:
     """Make the file that an address of the library means.
 
     :param label: what the user calls the source.
     :param url: `hf://datasets/OWNER/NAME@COMMIT/PATH`.
+    :param downloads: see :class:`RemoteFile`.
     :return: the file; None where the address is of another kind.
     """
     found = _URL.fullmatch(url)
-    return RemoteFile(label, found["repo"], found["revision"], found["path"]) if found else None
+    return RemoteFile(label, found["repo"], found["revision"], found["path"], downloads) if found else None
 
 
 def sizes(addresses: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
 from ...hub import first_line
-from .base import Row, Stream, StreamedSource
+from .base import BadRow, Row, Stream, StreamedSource
 from .json_values import as_row
 from .remote import RemoteFile
 from .spans import decoded
@@ -127,13 +127,10 @@ class _LinesStream(_ShardStream):
 
     def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
         for line in _lines(file, self._major):
-            number, self._major, self._minor = self._minor + 1, self._major + len(line), self._minor + 1
-            text, replaced = decoded(line)
-            text = text.lstrip("\ufeff").strip()
-            if not text:
-                continue
-            row = as_row(text, lambda number=number: f"{file.label}, line {number}")  # type: ignore[misc]
-            yield Row(row, replaced) if replaced else row
+            self._major, self._minor = self._major + len(line), self._minor + 1
+            row = _row_of(line, file, self._minor)
+            if row is not None:
+                yield row
 
 
 class ShardedSource(StreamedSource):
@@ -155,6 +152,16 @@ class ShardedSource(StreamedSource):
         self.columns = tuple(choose(parquet_schema(files[0]).names)) if form == "parquet" else _first_keys(files)
         self.rows_differ = form == "lines"
         self.n_rows = n_rows if n_rows is not None or form != "parquet" else _count_rows(files)
+
+    def good_lines(self) -> Iterator[bytes | BadRow]:
+        """Give the lines of JSON lines that are rows, as they are and with their ends; of others what is wrong with them. Blank lines are left out."""
+        for file in self._files:
+            for number, line in enumerate(_lines(file, 0), 1):
+                try:
+                    if _row_of(line, file, number) is not None:
+                        yield line.removesuffix(b"\n") + b"\n"
+                except BadRow as bad:
+                    yield bad
 
     def open(self, state: Any = None) -> Stream:
         """See :class:`StreamedSource`."""
@@ -273,6 +280,16 @@ def _lines(file: RemoteFile, start: int) -> Iterator[bytes]:
         yield from (line + b"\n" for line in whole)
     if rest:
         yield rest
+
+
+def _row_of(line: bytes, file: RemoteFile, number: int) -> dict[str, Any] | None:
+    """Parse a line of JSON lines; None where it is blank. Raises BadRow when it is no row."""
+    text, replaced = decoded(line)
+    text = text.lstrip("\ufeff").strip()
+    if not text:
+        return None
+    row = as_row(text, lambda: f"{file.label}, line {number}")
+    return Row(row, replaced) if replaced else row
 
 
 def _first_keys(files: Sequence[RemoteFile]) -> tuple[str, ...] | None:
