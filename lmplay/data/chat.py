@@ -18,6 +18,8 @@ from .template import NotRendered, render
 # A placeholder: the number of its turn between two private-use characters. The blanks around it show whether a template strips contents.
 _PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
 _PRIVATE = re.compile("[\u2003\ue000\ue001]")
+# A special token, as templates write them.
+_TOKEN = re.compile(r"<[^<>\s]+>")
 # The date that templates are given: always the same, or no batch could be repeated. It is the default of Llama 3's template.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
@@ -149,11 +151,12 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     found: list[str | _Slot] = [texts[0]]
     for left, number, right, text in zip(*(texts[i::4] for i in range(1, 5)), strict=True):
         found += [_Slot(int(number), bool(left), bool(right)), text]
-    numbers = [slot.number for slot in found if isinstance(slot, _Slot)]
+    numbers, roles = [slot.number for slot in found if isinstance(slot, _Slot)], {number: role for role, group in messages for number in group}
     for role, group in messages:
         if any(numbers.count(number) != 1 for number in group):
             raise _NotWritten(f"it does not show what {role} says once")
-    if numbers != sorted(numbers) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):
+    in_order = [number for number in numbers if roles[number] != "system"]  # which some templates write before the last question, or all of them first
+    if in_order != sorted(in_order) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):
         raise _NotWritten("it changes what is said")
     return found
 
@@ -173,7 +176,7 @@ def _fold(messages: list[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
 def _mark_ends(slots: list[str | _Slot], learned: list[bool], end_text: str) -> list[Part | _Slot]:
     """Make parts of the text between the slots: the mark right after an answer is learned, the rest given.
 
-    The mark is what the template writes after the last answer.
+    The mark is what the template writes after the last answer. Where it ends only that one in the end token, the others end in the token behind them.
     """
     tail = slots[-1]
     assert isinstance(tail, str)
@@ -190,7 +193,8 @@ def _mark_ends(slots: list[str | _Slot], learned: list[bool], end_text: str) -> 
         if number == len(slots) - 1:
             ending, rest = last, ""
         else:
-            ending = mark if is_after_answer and mark.strip() and slot.startswith(mark) else ""
+            token = _TOKEN.match(slot) if mark == end_text else None
+            ending = "" if not is_after_answer or not mark.strip() else mark if slot.startswith(mark) else token[0] if token else ""
             rest = slot[len(ending):]
         parts += [Part(text, is_learned, markup=True) for text, is_learned in ((ending, True), (rest, False)) if text]
     return parts

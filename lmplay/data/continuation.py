@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from ..plan.options import SMALLEST_CONTEXT
 from ..tokenizer import Encoded, Tokenizer
 from .characters import splits_character
 from .chat import Part, choose_template, write_out
+from .encoding import PartEncoder
 from .samples import Sample
 from .sentences import Cut, closes, gaps
 
@@ -102,8 +102,7 @@ class Cutter:
         self._tail = min(context_len // _TAIL_SHARE, _TAIL_MOST)
         self._end = np.array([tokenizer.end_id], dtype=np.int32)
         self._dots = tokenizer.encode(_DOTS).ids
-        self._encode_given = lru_cache(maxsize=256)(tokenizer.encode)
-        self._encode_markup = lru_cache(maxsize=256)(tokenizer.encode_markup)
+        self._parts = PartEncoder(tokenizer)
 
     def __reduce__(self) -> tuple[type[Cutter], tuple[Tokenizer, int, bool]]:
         """Pickle the arguments of the constructor."""
@@ -130,8 +129,7 @@ class Cutter:
         """
         import numpy as np
 
-        head = np.concatenate([self._encode(part).ids for part in given]) if given else self._end[:0]
-        text, encoded, learned, whole = self._join(truth)
+        head, text, encoded, learned, whole = self._encode(given, truth)
         prompt = head[-(self.context_len // 2):] if len(head) else self._end
         pieces: list[Piece] = []
         begin, n, end = 0, len(encoded.ids), len(text.rstrip())
@@ -160,40 +158,30 @@ class Cutter:
         return replace(piece, bytes_lost=sum(len(character.encode("utf-8", "surrogatepass")) * count
                                              for character, count in self._tokenizer.lost(piece.truth, truth).items()))
 
-    def _encode(self, part: Part) -> Encoded:
-        """Encode one part; encodings of given parts are cached: titles and a template's words often repeat."""
-        import numpy as np
+    def _encode(self, given: Sequence[Part], truth: Sequence[Part]) -> tuple[np.ndarray, str, Encoded, np.ndarray | None, np.ndarray]:
+        """Encode the parts of a sample.
 
-        if part.end:
-            return Encoded(self._end, np.zeros(2, dtype=np.int64), np.ones(2, dtype=bool))
-        if part.markup:
-            return self._encode_markup(part.text)
-        return self._tokenizer.encode(part.text) if part.learned else self._encode_given(part.text)
-
-    def _join(self, parts: Sequence[Part]) -> tuple[str, Encoded, np.ndarray | None, np.ndarray]:
-        """Encode parts one by one, and put them together.
-
-        :param parts: at least one.
-        :return: their text, its tokens, which tokens are learned (the end token after the last as that one), or None where all are, and which borders
-            divide no character: `cuttable` is also False where an answer must not be divided from its end.
+        :param given: the prompt.
+        :param truth: at least one part.
+        :return: the tokens of the prompt; the text of the truth, its tokens, which tokens are learned (the end token after the last as that one), or None
+            where all are, and which borders divide no character: `cuttable` is also False where an answer must not be divided from its end.
         """
         import numpy as np
 
-        if len(parts) == 1 and parts[0].learned:
-            only = self._encode(parts[0])
-            return parts[0].text, only, None, only.cuttable
-        encoded = [self._encode(part) for part in parts]
-        begins = np.cumsum([0, *(len(part.text) for part in parts)])
-        firsts = np.cumsum([0, *(len(one.ids) for one in encoded)])
-        starts = np.concatenate([[0], *(one.starts[1:] + begin for one, begin in zip(encoded, begins[:-1], strict=True))])
-        cuttable = np.concatenate([[True], *(one.cuttable[1:] for one in encoded)])
-        starts[-1] = begins[-1]
-        whole = cuttable.copy()
-        cuttable[[first for part, first in zip(parts, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
+        both, firsts = self._parts.encode((*given, *truth))
+        text, head = "".join(part.text for part in truth), firsts[len(given)]
+        whole = both.cuttable[head:].copy()
+        whole[0] = True
+        starts = both.starts[head:] - sum(len(part.text) for part in given)
+        starts[0] = 0
+        firsts = firsts[len(given):] - head
+        if len(truth) == 1 and truth[0].learned:
+            return both.ids[:head], text, Encoded(both.ids[head:], starts, whole), None, whole
+        cuttable = whole.copy()
+        cuttable[[first for part, first in zip(truth, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
         cuttable[-1] = True
-        learned = np.repeat([part.learned for part in parts], [len(one.ids) for one in encoded])
-        ids = np.concatenate([one.ids for one in encoded])
-        return "".join(part.text for part in parts), Encoded(ids, starts, cuttable), np.append(learned, learned[-1:]), whole
+        learned = np.repeat([part.learned for part in truth], np.diff(firsts))
+        return both.ids[:head], text, Encoded(both.ids[head:], starts, cuttable), np.append(learned, learned[-1:]), whole
 
     def _end_of_piece(self, text: str, encoded: Encoded, begin: int, most_tokens: int, end: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.

@@ -125,6 +125,11 @@ class Tokenizer:
             return bytes(i for i in kept if i < 256).decode("utf-8", "replace")
         return self._fast.decode(kept, skip_special_tokens=False)
 
+    @cached_property
+    def special_ids(self) -> list[int]:
+        """The ids of the special tokens."""
+        return [self.end_id] if self._fast is None else [i for i, token in self._fast.get_added_tokens_decoder().items() if token.special]
+
     @property
     def writes_all(self) -> bool:
         """Whether any text comes back as it was: there is a token for each byte, and nothing is normalized."""

@@ -5,10 +5,11 @@ A model has learned texts that begin in one way: after an end token (text), afte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.chat import Part, choose_template, write_out
+from ..data.encoding import PartEncoder
 from ..data.samples import BREAK, Turn
 from ..tokenizer import Tokenizer
 
@@ -41,7 +42,10 @@ class Prompting:
         if not prompt and self.form != "chat":
             return end
         if self.form == "chat":
-            return [token for part in self._chat(prompt)[0] for token in (end if part.end else self._encode(part.text, part.markup))] or end
+            given, answer = self._chat(prompt)
+            given = [replace(part, markup=not part.end) for part in given] if self.markup else given
+            encoded, firsts = PartEncoder(self.tokenizer).encode((*given, *answer))
+            return encoded.ids[:firsts[len(given)]].tolist() or end
         if self.form == "text":
             return (end if self.after_end else []) + self._encode(prompt) or end
         return self._encode(prompt + BREAK) or end

@@ -4,12 +4,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 from collections import namedtuple
 
 import numpy as np
 import pytest
 from files import lines, opened, refused, rows_of, write
-from stages import open_data
+from stages import open_data, open_stage
 
 from lmplay.data.sources.spans import content_digest
 from lmplay.errors import UserError
@@ -50,6 +51,45 @@ def test_a_packed_file_that_is_cut_off_is_named_and_leaves_nothing(tmp_path, fol
     path = write(tmp_path / f"a.jsonl.{ending}", pack(os.urandom(5000))[:-20])
     assert f"a.jsonl.{ending}: cannot be unpacked" in refused(path, folder)
     assert list(folder.rglob("*.*")) == []
+
+
+@pytest.fixture(params=["isal", "gzip"])
+def unpacker(request, monkeypatch):
+    """Unpack with the package isal, or as where it is not installed."""
+    if request.param == "gzip":
+        monkeypatch.setitem(sys.modules, "isal", None)
+    else:
+        pytest.importorskip("isal")
+    return request.param
+
+
+DEFLATED = gzip.compress(b'{"text": "one of many rows"}\n' * 5000)
+DAMAGED = {"cut off": DEFLATED[:-100], "no sum": DEFLATED[:-3], "wrong sum": DEFLATED[:-8] + bytes(4) + DEFLATED[-4:], "wrong length": DEFLATED[:-4] + bytes(4),
+           "more behind": DEFLATED + b"xyz", "no block": DEFLATED[:12] + b"\xff\xff\xff" + DEFLATED[15:], "no header": DEFLATED[:5]}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_gzip_is_refused_by_both_ways_to_unpack(tmp_path, folder, unpacker, damage):
+    path = write(tmp_path / "a.jsonl.gz", DAMAGED[damage])
+    assert "a.jsonl.gz: cannot be unpacked: it is damaged or cut off (" in refused(path, folder)
+    assert list(folder.rglob("*.*")) == []
+
+
+def test_a_position_in_a_gzip_does_not_depend_on_what_unpacks_it(tmp_path, monkeypatch):
+    pytest.importorskip("isal")
+    rows = [gzip.compress(f"Row {number}. {'word ' * (number % 7)}\n\n".encode()) for number in range(300)]
+    stage = {"dataset": {"path": str(write(tmp_path / "a.txt.gz", b"".join(rows) + bytes(40))), "row_bytes": 64}, "epochs": 2}
+    with_isal = open_stage(tmp_path / "with", stage).open_samples()
+    begun = [with_isal.next() for _ in range(100)]
+    monkeypatch.setitem(sys.modules, "isal", None)  # as where it is not installed
+    without = open_stage(tmp_path / "without", stage).open_samples()
+    assert [without.next() for _ in range(100)] == begun
+    assert without.state() == with_isal.state()
+    resumed = open_stage(tmp_path / "without", stage).open_samples()
+    resumed.restore(with_isal.state())
+    assert [*iter(resumed.next, None)] == [*iter(with_isal.next, None)]
+    made = [next((tmp_path / name / "datasets" / "unpacked").iterdir()).read_bytes() for name in ("with", "without")]
+    assert made[0] == made[1] == gzip.decompress(b"".join(rows))
 
 
 @pytest.mark.parametrize("change", ["shrinks", "is written over", "is replaced", "grows", "goes"])
