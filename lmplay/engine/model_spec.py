@@ -15,9 +15,9 @@ from ..checkpoints.format import load
 from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
-from ..exp import accepted_settings, build_model, get_experiment, own_defaults
+from ..exp import WITH_WEIGHTS, accepted_settings, build_model, get_experiment, own_defaults, split_name
 from ..plan.schema import Plan
-from ..plan.settings import Settings
+from ..plan.settings import MODEL_KEYS, Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
 
 _DEFAULT_TRAINED = "train:8192"
@@ -32,7 +32,8 @@ class ModelSpec:
     experiment: str
     args: dict[str, Any]
     tokenizer: Tokenizer | None
-    initial_weights: dict[str, Any] | None = None
+    initial_weights: Callable[[], dict[str, Any]] | None = None
+    """Reads the weights to begin with; None = fresh ones."""
     stored_weights: dict[str, Any] | None = None
     """Those of the file that the arguments are from, which the model must fit."""
 
@@ -73,10 +74,13 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         stored = load(source, parts=("model",))
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
-        args, chosen = settings.model_args(plan, own_defaults(experiment))
+        _, source_name = split_name(experiment.name)
+        opened = _open_source(source_name) if source_name else {}
+        args, chosen = settings.model_args(plan, own_defaults(experiment) | opened)
+        args |= {name: value for name, value in opened.items() if name not in MODEL_KEYS}
         accepted = accepted_settings(experiment)
         kept = args if accepted is None else {name: value for name, value in args.items() if name in accepted or name in chosen}
-        return ModelSpec(experiment.name, kept, None)
+        return ModelSpec(experiment.name, kept, None, _weights_of(experiment.name))
     built = stored["model"]["state_args"]
     faults = settings.typed_conflicts(built["args"])
     if built["experiment"] != experiment.name and ("exp" in settings.explicit or plan.model.exp):
@@ -87,7 +91,28 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
                         "or choose another --model file for a new one.")
     weights = stored["model"]["state"]
-    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), weights if source is not path else None, weights)
+    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), (lambda: weights) if source is not path else None, weights)
+
+
+def _open_source(source: str) -> dict[str, Any]:
+    """Read what a model of transformers is, see :func:`lmplay.exp.hf.open_source`."""
+    from ..exp.hf import open_source
+
+    return open_source(source)
+
+
+def _weights_of(experiment: str) -> Callable[[], dict[str, Any]] | None:
+    """Say where a new model has its weights from; None = fresh ones."""
+    kind, source = split_name(experiment)
+    if kind != WITH_WEIGHTS:
+        return None
+
+    def read() -> dict[str, Any]:
+        from ..exp.hf import read_weights
+
+        return read_weights(source)
+
+    return read
 
 
 def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageData]) -> Tokenizer:
@@ -119,4 +144,5 @@ def tokenizer_name(settings: Settings, plan: Plan) -> str:
     from ..data.sources import opener_of
 
     hub = any(opener_of(spec.path).remote for stage in plan.stages for spec in stage.dataset)
-    return settings.tokenizer or plan.tokenizer or ("gpt2" if hub else _DEFAULT_TRAINED)
+    own = split_name(settings.experiment(plan))[1]
+    return settings.tokenizer or plan.tokenizer or own or ("gpt2" if hub else _DEFAULT_TRAINED)

@@ -34,7 +34,7 @@ from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
-from ..exp import experiments, get_experiment
+from ..exp import experiments, get_experiment, split_name
 from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
@@ -367,7 +367,7 @@ def _as_meant(settings: Settings, plan: Plan, faults: Faults) -> Settings:
     name = settings.experiment(plan)
     with faults.collected():
         get_experiment(name)
-    meant = None if name in experiments() else nearest_word(name, experiments())
+    meant = None if name in experiments() or split_name(name)[1] else nearest_word(name, experiments())
     if meant is None:
         return settings
     return replace(settings, exp=meant, model=settings.model or str(settings.model_file(plan)), explicit=settings.explicit | {"exp"})
@@ -423,7 +423,7 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     module = spec.build(tokenizer.vocab_size)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
     if spec.initial_weights is not None:
-        model.restore(spec.initial_weights)
+        model.restore(spec.initial_weights())
     module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers

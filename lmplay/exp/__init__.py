@@ -12,7 +12,7 @@ Another package offers one by an entry point of the group ``lmplay.experiments``
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError, nearest
@@ -53,6 +53,14 @@ _BUILT_IN = (
 )
 
 
+# Experiments whose name ends in where the model is from, a name on the hub or a folder.
+_HF = f"{__name__}.hf:build_hf"
+WITH_WEIGHTS = "hf"
+_WITH_SOURCE = (
+    Experiment(WITH_WEIGHTS, "hf:NAME or hf:FOLDER: a causal language model of transformers with its weights and its tokenizer", _HF),
+    Experiment("hf-fresh", "hf-fresh:NAME or hf-fresh:FOLDER: the same with fresh weights", _HF))
+
+
 def experiments() -> dict[str, Experiment]:
     """List the built-in experiments and those of installed packages by name, see :func:`with_offered`."""
     return with_offered(Experiment, _BUILT_IN)
@@ -61,9 +69,23 @@ def experiments() -> dict[str, Experiment]:
 def get_experiment(name: str) -> Experiment:
     """Look an experiment up by name; raises UserError when there is none, and lists those there are."""
     table = experiments()
+    kind, source = split_name(name)
+    if source:
+        return next(replace(row, name=name) for row in _WITH_SOURCE if row.name == kind)
     if name not in table:
-        raise UserError(f"--exp {name}: there is no such experiment.{nearest(name, table)} There are: {', '.join(table)}.")
+        raise UserError(f"--exp {name}: there is no such experiment.{nearest(name, table)} There are: {', '.join(table)}, hf:NAME_OR_FOLDER.")
     return table[name]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split the name of an experiment that has a source from that, as `hf:folder`; the source of the others is empty."""
+    kind, _, source = name.partition(":")
+    return (kind, source) if any(row.name == kind for row in _WITH_SOURCE) else (name, "")
+
+
+def listed() -> list[tuple[str, str]]:
+    """List all experiments, each with a line about it."""
+    return [(row.name, row.description) for row in (*experiments().values(), *_WITH_SOURCE)]
 
 
 def accepted_settings(experiment: Experiment) -> dict[str, Any] | None:

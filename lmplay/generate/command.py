@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, long_names_refused, nearest
-from ..paths import in_folder
-from ..plan.settings import Settings
+from ..errors import LmplayError, UserError, long_names_refused
+from ..plan.settings import find_model
 from ..signals import Stop, raise_stop
 
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
@@ -184,54 +183,23 @@ def _read_prompts(path: Path) -> list[str]:
 
 def _open(options: argparse.Namespace) -> _Writer:
     """Load the model."""
-    path = _model_file(options)
-    import torch
-
-    from ..checkpoints.averages import optimizers_in
-    from ..checkpoints.format import load
-    from ..checkpoints.weights import check_weights
+    path = find_model(options.model, options.out_dir)
+    from ..checkpoints.trained import open_trained
     from ..device.runtime import choose_device
-    from ..exp import build_model, get_experiment
-    from ..tokenizer import Tokenizer
     from ..writing.prompting import recorded
     from ..writing.sampling import Sampling
 
     device = choose_device(options.device)
-    whole = load(path, parts=("model",))
-    content = whole["model"]
-    built = content["state_args"]
-    tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
-    with torch.device("meta"):
-        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), content["state"], experiment.name)
-    model = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
-    model.load_state_dict(content["state"])
-    if not options.raw and (optimizers := optimizers_in(whole, model)) is not None:
-        optimizers.use_averages()
+    trained = open_trained(path, options.raw)
     if options.model is None:
         print(f"model {path}", file=sys.stderr)
-    prompting = recorded(tokenizer, built.get("forms", {}), options.form, options.markup)
+    prompting = recorded(trained.tokenizer, trained.forms, options.form, options.markup)
     if options.form is None and prompting.form != "text" and not options.title:
         print(f"a prompt is read as {_FORMS_IN_WORDS[prompting.form]}, as in the training data; --as text|title|instruction|chat says otherwise",
               file=sys.stderr)
     temperature = 0.0 if options.greedy else options.temperature
     sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
-    return _Writer(model.to(device), prompting, built["args"]["context_len"], sampling, options.max_tokens, options.seed)
-
-
-def _model_file(options: argparse.Namespace) -> Path:
-    """Find the model."""
-    folder = Path(options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
-    if options.model is not None:
-        name = options.model if options.model.endswith(".lmp") else f"{options.model}.lmp"
-        path = in_folder(name, folder)
-        if not path.is_file():
-            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
-            raise UserError(f"--model {options.model}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
-        return path
-    found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")
-    return found[-1]
+    return _Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed)
 
 
 def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace) -> None:

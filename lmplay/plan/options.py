@@ -194,8 +194,7 @@ _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "op
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
 _MINI_BATCH = 4  # pieces
 _DECAYS = ", ".join(f"{row.name} {row.weight_decay:g}" for row in OPTIMIZERS.values() if row.weight_decay)
-_OPTIMIZERS = in_words([row.name + (f" ({row.description})" if row.description else "") for row in OPTIMIZERS.values()]) + \
-    ", or a class of a package, as module:Class"
+_OPTIMIZERS = in_words([*OPTIMIZERS, "a class of a package (module:Class)"]) + "; docs/optimizers.md says what they are good for"
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)  # Settings has these methods, and making them takes a moment

@@ -5,11 +5,12 @@ Precedence: what the user typed (on the command line or in a settings file) > st
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..paths import in_folder
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
@@ -77,7 +78,10 @@ class Settings(Options):
                 raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "
                                 "in a model of another name with --resume.")
             return path.with_name(f"{name}.lmp") if os.path.dirname(self.model) else self.file(f"{name}.lmp")
-        return Path(self.out_dir).expanduser() / f"{self.experiment(plan)}_model.lmp"
+        experiment = self.experiment(plan)
+        kind, _, source = experiment.partition(":")
+        name = "_".join(filter(None, (kind, re.sub(r"[^\w.-]+", "_", Path(source).name)))) if source else experiment  # `hf:owner/name` is hf_name
+        return Path(self.out_dir).expanduser() / f"{name}_model.lmp"
 
     def file(self, name: str) -> Path:
         """Say where a model file is that a flag names, see :func:`lmplay.paths.in_folder`."""
@@ -141,6 +145,26 @@ class Settings(Options):
         values = asdict(self)
         explicit, _ = values.pop("explicit"), values.pop("trusted")
         return {**values, "given": sorted(explicit)}
+
+
+def find_model(name: str | None, out_dir: str | None) -> Path:
+    """Find the model file that a program is to use.
+
+    :param name: a file, or its name in the output folder; None = the newest model there.
+    :param out_dir: the output folder; None = the default.
+    :raises UserError: when there is none.
+    """
+    folder = Path(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
+    if name is not None:
+        path = in_folder(name if name.endswith(".lmp") else f"{name}.lmp", folder)
+        if not path.is_file():
+            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
+            raise UserError(f"--model {name}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
+        return path
+    found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"no *_model.lmp in {folder}; train one with lmp_trainer, or name a file with --model.")
+    return found[-1]
 
 
 def settings_from_json(values: dict[str, Any]) -> Settings:

@@ -12,7 +12,8 @@ from .records import RunStart, StageStart
 def banner_lines(start: RunStart, versions: Mapping[str, str]) -> list[str]:
     """Say what a run will do; without versions of the software the flags are left out too."""
     there = f"; there are {bytes_in_words(start.memory_there)}" if start.memory_there is not None else ""
-    lines = [f"model       {start.experiment}: {start.parameters:,} parameters, {', '.join(f'{name} {value}' for name, value in start.model_args.items())}",
+    args = ", ".join(f"{name} {value}" for name, value in start.model_args.items() if not isinstance(value, dict))
+    lines = [f"model       {start.experiment}: {start.parameters:,} parameters, {args}",
              f"tokenizer   {start.tokenizer}: {start.vocabulary:,} tokens",
              f"device      {start.device}, {start.precision}{', compiled' if start.compiled else ''}, batch {' / '.join(map(str, start.batch_sizes))}, "
              f"mini-batch {f'{start.mini_batch_tokens} tokens' if start.mini_batch_tokens else start.mini_batch_size}",

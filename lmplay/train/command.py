@@ -55,9 +55,9 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
     if {settings.exp, settings.training_plan} & {"list"} or settings.inspect is not None:
         faults.refuse()
     if settings.exp == "list":
-        from ..exp import experiments
+        from ..exp import listed
 
-        _print_table([(row.name, row.description) for row in experiments().values()])
+        _print_table(listed())
         return 0
     if settings.inspect is not None:
         return _inspect(settings.found(settings.inspect), settings.json)

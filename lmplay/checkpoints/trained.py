@@ -1,0 +1,45 @@
+"""Opening a trained model to use it, from the file of a run or of weights alone."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..exp import build_model, get_experiment
+from ..tokenizer import Tokenizer
+from .averages import optimizers_in
+from .format import load
+from .weights import check_weights
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its weights, on the CPU, and what belongs to it."""
+
+    experiment: str
+    module: nn.Module
+    tokenizer: Tokenizer
+    context_len: int
+    forms: dict[str, list[dict[str, Any]]]
+    """How the texts of each source begin, by stages."""
+
+
+def open_trained(path: Path, raw: bool = False) -> Trained:
+    """Open a model.
+
+    :param raw: take the weights themselves, also where a run keeps averages of them.
+    :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
+    """
+    content = load(path, parts=("model",))
+    built, state = content["model"]["state_args"], content["model"]["state"]
+    tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
+    with torch.device("meta"):
+        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), state, experiment.name)
+    module = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
+    module.load_state_dict(state)
+    if not raw and (optimizers := optimizers_in(content, module)) is not None:
+        optimizers.use_averages()
+    return Trained(experiment.name, module, tokenizer, built["args"]["context_len"], built.get("forms", {}))

@@ -1,0 +1,82 @@
+"""Runs of models of transformers: begun with their weights and their tokenizer, gone on with without their folder, written with, and written back."""
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import compare_runs, load, stop_at, write_plan
+
+from lmplay.export.command import run as export
+from lmplay.generate.command import run as generate
+from lmplay.train.__main__ import main
+
+transformers = pytest.importorskip("transformers")
+PLAN = {"one": {"dataset": "rows.jsonl", "steps": 5, "lr": 0.001, "optimizer": "muon"}}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 96,
+         "head_dim": 8}
+
+
+@pytest.fixture
+def folder(corpus) -> Path:
+    """A random Qwen 3 with a small tokenizer of its own."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    fast = Tokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    fast.train_from_iterator(["A cat sat on the mat. The dog slept."] * 9, trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(corpus / "tiny")
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model("qwen3", vocab_size=320, tie_word_embeddings=True, pad_token_id=0, **SIZES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(corpus / "tiny")
+    return corpus / "tiny"
+
+
+def run(capsys, *flags, code=0):
+    found = main(["--training-plan", "plan.json", "--batch-size", "6", "--mini-batch-size", "3", "--device", "cpu", *map(str, flags)])
+    said = "".join(capsys.readouterr())
+    assert found == code, said
+    return said
+
+
+def test_a_run_begins_with_the_weights_and_resumes_without_the_folder(corpus, capsys, folder, monkeypatch):
+    write_plan(corpus, {"$model": {"exp": "hf:tiny"}, **PLAN})
+    described = run(capsys, "--describe")
+    assert "experiment hf:tiny, vocabulary" in described
+    run(capsys, "--out-dir", "whole")
+    stop_at(monkeypatch, [2, 4])
+    for code in (130, 130, 0):
+        run(capsys, "--out-dir", "stopped", code=code)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert compare_runs(corpus / "whole", corpus / "stopped") == []
+    assert generate(["--model", "whole/hf_tiny_model.lmp", "--prompt", "A cat", "--max-tokens", "9"]) == 0
+    assert export(["written", "--model", "whole/hf_tiny_model.lmp"]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained("written")
+    state = load(corpus / "whole" / "hf_tiny_model.lmp")["model"]["state"]
+    assert all(torch.equal(value, state[f"causal.{name}"]) for name, value in model.state_dict().items())
+    assert transformers.AutoTokenizer.from_pretrained("written")("A cat")["input_ids"]
+    assert export(["written", "--model", "whole/hf_tiny_model.lmp"]) == 2
+
+
+def test_the_first_loss_is_that_of_its_weights(corpus, capsys, folder):
+    write_plan(corpus, PLAN)
+    run(capsys, "--exp", "hf:tiny", "--lr", "1e-30", "--max-steps", 1, code=75)
+    run(capsys, "--exp", "hf-fresh:tiny", "--lr", "1e-30", "--max-steps", 1, code=75)
+    begun, fresh = (load(Path(f"out_gpt/{name}_tiny_model.lmp"))["model"]["state"] for name in ("hf", "hf-fresh"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.allclose(begun[f"causal.{name}"], value) for name, value in theirs.items())
+    assert not torch.allclose(fresh["causal.model.embed_tokens.weight"], theirs["model.embed_tokens.weight"])
+    text = run(capsys, "--exp", "hf:tiny", "--activation-checkpointing", "on", "--amp", "--reset-history", "--pack", "on")
+    assert "5 steps" in text
+
+
+def test_what_does_not_fit_is_refused(corpus, capsys, folder):
+    write_plan(corpus, PLAN)
+    assert "experiment hf:nowhere/at-all: " in run(capsys, "--exp", "hf:nowhere/at-all", code=2)
+    assert "has no setting 'num_blocks'" in run(capsys, "--exp", "hf:tiny", "--num-blocks", 3, code=2)
+    assert "--context-len 200 is more than the model's 96 positions; give 96 or less" in run(capsys, "--exp", "hf:tiny", "--context-len", 200, code=2)
+    (folder / "model.safetensors").unlink()
+    assert "To start with fresh weights: --exp hf-fresh:tiny" in run(capsys, "--exp", "hf:tiny", code=2)
