@@ -4,7 +4,7 @@
     python benchmarks/torture.py --kills 500 --minutes 120 --seed 1
     python benchmarks/torture.py --kills 100 --only kills
 
-One run is killed again and again: from 50 ms after its start on, while it validates, saves, writes statistics and renames files, and when it was stopped and
+A run is killed again and again: from 50 ms after its start on, while it validates, saves, writes statistics and renames files, and when it was stopped and
 continued. After each kill its newest file is verified, and in the end its files must be, bit for bit, those of an undisturbed run.
 Every other fault starts from a copy of a run that was stopped in the middle. As root the disks are small ones in memory (tmpfs).
 """
@@ -27,8 +27,8 @@ from torture_faults import damaged_files, disks, hub, limited, other_files, sibl
 from torture_run import WINDOWS, Row, Torture, same, untouched, whole
 
 SAMPLES_PER_KILL = 25
-# Length of the runs for the other faults.
-SAMPLES = 120
+# Length of the runs for the other faults, and the most of those that are killed.
+SAMPLES, MOST_SAMPLES = 120, 900
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOMENTS = ("start", "any time", *WINDOWS)
 PARTS = ("kills", "damage", "disks", "siblings", "hub")
@@ -65,26 +65,27 @@ def kill_once(torture: Torture, out: Path, dice: random.Random, moment: str, num
 
 
 def kills(torture: Torture, reference: Path, out: Path, count: int, until: float, seed: int) -> list[Row]:
-    """Kill one run again and again, then let it finish."""
+    """Kill one run again and again, then let it finish; one that ends before is compared, and another begins."""
     dice = random.Random(seed)
     rows: dict[tuple[str, str], Row] = {}
+    ends = Row("ends: bit for bit the same")
     done = 0
     while done < count and time.monotonic() < until:
         moment, number, pauses = dice.choice(MOMENTS), dice.choice(SIGNALS), dice.choice((0, 0, 0, 1, 3))
         code = kill_once(torture, out, dice, moment, number, pauses)
         if code is None:
-            print(f"the run ended after {done} kills; more --samples-per-kill makes it longer")
-            break
+            ends.tries, ends.lost = ends.tries + 1, ends.lost + int(not same(reference, out))
+            out = out.with_name(f"killed-{ends.tries}")
+            continue
         row = rows.setdefault((moment, str(number)), Row(f"{signal.Signals(number).name}, {moment}"))
         row.tries, row.lost, done = row.tries + 1, row.lost + (out.exists() and not whole(out)), done + 1
         row.codes[code] += 1
         if pauses:
             paused = rows.setdefault(("", ""), Row("of these after STOP and CONT"))
             paused.message = str(int(paused.message or 0) + 1)
-    end = Row(f"after {done} kills: bit for bit the same", tries=1)
-    end.message = torture.finish(out, end)[1].strip().splitlines()[-1]
-    end.lost = int(not same(reference, out))
-    return [*(rows[key] for key in sorted(rows, reverse=True)), end]
+    torture.finish(out, ends)
+    ends.tries, ends.lost, ends.message = ends.tries + 1, ends.lost + int(not same(reference, out)), f"after {done} kills"
+    return [*(rows[key] for key in sorted(rows, reverse=True)), ends]
 
 
 def stop_in_the_middle(torture: Torture, out: Path) -> None:
@@ -136,7 +137,7 @@ def main() -> int:
     print(f"\n{'what':<34}{'tries':>6}{'survived':>10}{'lost':>6}   {'exit codes':<28} message")
     rows: list[Row] = []
     if "kills" in parts:
-        torture, reference = untouched(folder / "long", max(count * options.samples_per_kill, 90))
+        torture, reference = untouched(folder / "long", min(max(count * options.samples_per_kill, 90), MOST_SAMPLES))
         rows += kills(torture, reference, folder / "killed", count, until, options.seed)
         for row in rows:
             row.print()
