@@ -32,12 +32,19 @@ class Experiment(Plugin):
 
 
 _GPT2ISH = f"{__name__}.gpt2ish:GPT2ish"
+_LLAMAISH = f"{__name__}.llamaish:Llamaish"
+_MED: dict[str, Any] = {"num_blocks": 24, "embed_dim": 1024, "num_heads": 16}
+_LARGE: dict[str, Any] = {"num_blocks": 36, "embed_dim": 1280, "num_heads": 20}
+_TINY: dict[str, Any] = {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256}
 _BUILT_IN = (
     Experiment("gpt2ish", "GPT-2: 6 blocks, 768 wide, 12 heads, context 1024", _GPT2ISH),
-    Experiment("gpt2ish_med", "GPT-2 medium: 24 blocks, 1024 wide, 16 heads, context 1024", _GPT2ISH, {"num_blocks": 24, "embed_dim": 1024, "num_heads": 16}),
-    Experiment("gpt2ish_large", "GPT-2 large: 36 blocks, 1280 wide, 20 heads, context 1024", _GPT2ISH, {"num_blocks": 36, "embed_dim": 1280, "num_heads": 20}),
-    Experiment("gpt2ish_tiny", "GPT-2 for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _GPT2ISH,
-               {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256}),
+    Experiment("gpt2ish_med", "GPT-2 medium: 24 blocks, 1024 wide, 16 heads, context 1024", _GPT2ISH, _MED),
+    Experiment("gpt2ish_large", "GPT-2 large: 36 blocks, 1280 wide, 20 heads, context 1024", _GPT2ISH, _LARGE),
+    Experiment("gpt2ish_tiny", "GPT-2 for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _GPT2ISH, _TINY),
+    Experiment("llamaish", "Llama: 6 blocks, 768 wide, 12 heads, 4 of keys and values, context 1024", _LLAMAISH, {"num_kv_heads": 4}),
+    Experiment("llamaish_med", "Llama: 24 blocks, 1024 wide, 16 heads, 4 of keys and values, context 1024", _LLAMAISH, {**_MED, "num_kv_heads": 4}),
+    Experiment("llamaish_large", "Llama: 36 blocks, 1280 wide, 20 heads, 5 of keys and values, context 1024", _LLAMAISH, {**_LARGE, "num_kv_heads": 5}),
+    Experiment("llamaish_tiny", "Llama for a CPU: 4 blocks, 192 wide, 6 heads, 2 of keys and values, context 256", _LLAMAISH, {**_TINY, "num_kv_heads": 2}),
 )
 
 

@@ -6,9 +6,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..modules.attention import CausalSelfAttention
 from ..modules.blocks import NORM_EPSILON, PreNormBlock
 from ..modules.cache import KeyValueCache
+from ..modules.checks import check_sizes
+from ..modules.mlps import Mlp
+from ..modules.positions import check_length
 
 
 class GPT2ish(nn.Module):
@@ -23,21 +26,18 @@ class GPT2ish(nn.Module):
         :raises UserError: when a size is not a positive number, or the heads don't divide the width.
         """
         super().__init__()
-        sizes = {"vocab-size": vocab_size, "context-len": context_len, "num-blocks": num_blocks, "embed-dim": embed_dim, "num-heads": num_heads}
-        if faults := [f"--{name} {size}: must be at least 1." for name, size in sizes.items() if size < 1]:
-            raise UserError(*faults)
-        if not 0 <= dropout < 1:
-            raise UserError(f"dropout {dropout}: must be a share from 0 (none) to less than 1.")
+        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout)
         self.context_len = context_len
-        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        self.token_embedding = self._make_embedding(vocab_size, embed_dim)
         self.position_embedding = nn.Embedding(context_len, embed_dim)
         self.embedding_dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(PreNormBlock(embed_dim, num_heads, dropout) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(
+            PreNormBlock(embed_dim, self._make_attention(embed_dim, num_heads, dropout), Mlp(embed_dim, dropout)) for _ in range(num_blocks))
         self.final_norm = nn.LayerNorm(embed_dim, NORM_EPSILON)
         # on "meta" the weight that a tied head does not need takes neither memory nor random numbers
         self.head = nn.Linear(embed_dim, vocab_size, bias=False, device="meta" if tied_head else None)
         if tied_head:
-            self.head.weight = self.token_embedding.weight
+            self.head.weight = self.token_embedding.get_parameter("weight")
         self._initialize(num_blocks)
 
     def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
@@ -49,9 +49,7 @@ class GPT2ish(nn.Module):
         :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
         :raises ValueError: when a piece has more tokens than the context length.
         """
-        length = tokens_BT.shape[1] if lengths is None else max(lengths)
-        if length > self.context_len:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's context length of {self.context_len}")
+        length = check_length(tokens_BT, self.context_len, lengths)
         if cache is not None:
             cache.begin(length)
             positions = self.position_embedding(cache.positions_BT)
@@ -63,6 +61,12 @@ class GPT2ish(nn.Module):
         for block in self.blocks:
             hidden_BTD = block(hidden_BTD, cache, lengths)
         return self.final_norm(hidden_BTD)
+
+    def _make_embedding(self, vocab_size: int, embed_dim: int) -> nn.Module:
+        return nn.Embedding(vocab_size, embed_dim)
+
+    def _make_attention(self, embed_dim: int, num_heads: int, dropout: float) -> CausalSelfAttention:
+        return CausalSelfAttention(embed_dim, num_heads, dropout)
 
     def _initialize(self, num_blocks: int) -> None:
         """Draw weights as GPT-2 does: N(0, 0.02), with a smaller deviation in the 2 * num_blocks layers that add to the residual stream; biases are 0."""
