@@ -33,6 +33,7 @@ class Experiment(Plugin):
 
 _GPT2ISH = f"{__name__}.gpt2ish:GPT2ish"
 _LLAMAISH = f"{__name__}.llamaish:Llamaish"
+_MODERN = f"{__name__}.modern:Modern"
 _MED: dict[str, Any] = {"num_blocks": 24, "embed_dim": 1024, "num_heads": 16}
 _LARGE: dict[str, Any] = {"num_blocks": 36, "embed_dim": 1280, "num_heads": 20}
 _TINY: dict[str, Any] = {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256}
@@ -45,6 +46,10 @@ _BUILT_IN = (
     Experiment("llamaish_med", "Llama: 24 blocks, 1024 wide, 16 heads, 4 of keys and values, context 1024", _LLAMAISH, {**_MED, "num_kv_heads": 4}),
     Experiment("llamaish_large", "Llama: 36 blocks, 1280 wide, 20 heads, 5 of keys and values, context 1024", _LLAMAISH, {**_LARGE, "num_kv_heads": 5}),
     Experiment("llamaish_tiny", "Llama for a CPU: 4 blocks, 192 wide, 6 heads, 2 of keys and values, context 256", _LLAMAISH, {**_TINY, "num_kv_heads": 2}),
+    Experiment("modern", "what has helped since GPT-2: 6 blocks, 768 wide, 12 heads, context 1024", _MODERN),
+    Experiment("modern_med", "what has helped since GPT-2: 24 blocks, 1024 wide, 16 heads, context 1024", _MODERN, _MED),
+    Experiment("modern_large", "what has helped since GPT-2: 36 blocks, 1280 wide, 20 heads, context 1024", _MODERN, _LARGE),
+    Experiment("modern_tiny", "what has helped since GPT-2, for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _MODERN, _TINY),
 )
 
 

@@ -19,13 +19,23 @@ class Result:
     """What an objective says about a mini-batch."""
 
     loss_sum: Tensor
-    """Sum of the losses in nats, a scalar, at least float32; divided by :meth:`Objective.count` of the whole batch it is what is minimised."""
+    """Sum of the losses in nats, a scalar, at least float32; divided by :meth:`Objective.count` of the whole batch it is what is minimised.
+
+    Its value is what is reported. Its gradient may be that of more (a z-loss, say), see :func:`add_gradient`."""
     losses_N: Tensor
     """The loss of each of these positions, without gradient: for sums over a part of them, a source's say."""
     predictions_N: Tensor
     """The most probable token ids at these positions, int64, on the model's device."""
     figures: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
     """Sums that the objective's own figures are made of, by name: scalars without gradient."""
+
+
+def add_gradient(loss_sum: Tensor, auxiliary_sum: Tensor) -> Tensor:
+    """Let the gradient of another sum be minimised with a loss, and leave the value of the loss as it is, so that runs with and without it compare.
+
+    :param auxiliary_sum: a scalar; like the loss a sum over the mini-batch, so that mini-batches make no difference.
+    """
+    return loss_sum + (auxiliary_sum - auxiliary_sum.detach())
 
 
 class Objective(ABC):

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head over a large vocabulary, without the logits of all positions.  Math floor: imports torch only.
+"""Cross-entropy of a linear head over a large vocabulary, without the logits of all positions.  Math floor.
 
 Shapes: N positions, C positions of one chunk, D width, V vocabulary.
 """
@@ -10,38 +10,42 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..modules.heads import LinearTerms
+
 # Logits of a block in the search for the largest.
 _BLOCK = 128
 
 
-def linear_cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum ``cross_entropy(hidden @ weight.T, target)`` over the positions, `chunk` of them at a time.
+def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum ``cross_entropy(logits, target)`` over the positions, `chunk` of them at a time.
 
     The gradients are computed in the forward pass, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
     backward only scales them, once (a second backward through the same graph raises torch's error about an in-place change).
     Under autocast the products are in its type; softmax, loss and held gradients are float32 (float64 for float64 input).
+    The gradient is that of the sum plus the head's z-loss, the value is that of the sum alone, so that losses with and without it compare.
     In float16 a single softmax gradient below 3e-8 becomes zero: it is not scaled here, for it is not yet divided by the count either.
 
     :param hidden_ND: hidden states.
-    :param weight_VD: the head's weight.
+    :param terms: how the head computes logits.
     :param targets_N: token ids, int64.
     :param chunk: positions to hold logits for, at least 1.
     :return: the sum of the losses (scalar, differentiable), the losses (N,) by themselves without gradient, and the most probable token ids (N,).
     """
-    gradients = torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, chunk, gradients and hidden_ND.requires_grad, gradients and weight_VD.requires_grad)
+    gradients, weight_VD = torch.is_grad_enabled(), terms.weight_VD
+    needed = gradients and hidden_ND.requires_grad, gradients and weight_VD.requires_grad
+    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, terms, chunk, *needed)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """See :func:`linear_cross_entropy`."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) \
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, terms: LinearTerms, chunk: int, with_hidden: bool, with_weight: bool) \
             -> tuple[Tensor, Tensor, Tensor]:
         device = hidden_ND.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
         with torch.autocast(device, enabled=False):
-            parts = _compute(hidden_ND.to(dtype), weight_VD.to(dtype), targets_N, chunk, with_hidden, with_weight)
+            parts = _compute(hidden_ND.to(dtype), terms._replace(weight_VD=weight_VD.to(dtype)), targets_N, chunk, with_hidden, with_weight)
         ctx.save_for_backward(parts.hidden_gradient_ND, parts.weight_gradient_VD)
         ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
         ctx.mark_non_differentiable(parts.losses_N, parts.predictions_N)
@@ -53,7 +57,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         held = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         # in place: a second copy of the head's gradient would be the largest tensor of a step
         hidden_gradient, weight_gradient = (None if tensor is None else tensor.mul_(loss_gradient).to(dtype) for tensor, dtype in held)
-        return hidden_gradient, weight_gradient, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None, None
 
 
 class _Parts(NamedTuple):
@@ -66,8 +70,9 @@ class _Parts(NamedTuple):
     weight_gradient_VD: Tensor | None
 
 
-def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> _Parts:
+def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> _Parts:
     """Go over the chunks with two buffers: on a CPU, memory asked for anew for each chunk costs as much as the softmax."""
+    weight_VD, soft_cap, z_loss = terms
     total, exact = len(hidden_ND), torch.promote_types(hidden_ND.dtype, torch.float32)
     logits_CV = hidden_ND.new_empty(min(chunk, total), len(weight_VD))
     softmax_CV = torch.empty_like(logits_CV, dtype=exact)
@@ -78,16 +83,23 @@ def _compute(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int
     for start in range(0, total, chunk):
         part = slice(start, min(start + chunk, total))
         hidden, target, logits, softmax = hidden_ND[part], targets_N[part, None], logits_CV[: part.stop - start], softmax_CV[: part.stop - start]
-        torch.mm(hidden, weight_VD.t(), out=logits)
+        torch.mm(hidden / soft_cap if soft_cap else hidden, weight_VD.t(), out=logits)
+        if soft_cap:
+            logits.tanh_().mul_(soft_cap)
         torch.softmax(logits, 1, dtype=exact, out=softmax)
         predictions = find_largest(logits if logits.dtype == exact else softmax)  # in float32 a CPU finds it in half the time
         highest = logits.gather(1, predictions)
         # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
-        losses_N[part] = (highest.to(exact) - logits.gather(1, target).to(exact) - softmax.gather(1, predictions).log()).squeeze(1)
+        of_target, log_highest = logits.gather(1, target).to(exact), softmax.gather(1, predictions).log()
+        losses_N[part] = (highest.to(exact) - of_target - log_highest).squeeze(1)
         predictions_N[part] = predictions.squeeze(1)
         if not with_hidden and not with_weight:
             continue
+        if z_loss:
+            softmax.mul_(1 + 2 * z_loss * (highest.to(exact) - log_highest))
         softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1))  # now the gradient of the loss by the logits
+        if soft_cap:  # and now by the product: the derivative of tanh is 1 - tanh²
+            softmax.addcmul_(softmax, logits.square_(), value=-soft_cap**-2)
         gradient = softmax if exact == logits.dtype else logits.copy_(softmax)
         if hidden_gradient is not None:
             hidden_gradient[part] = gradient @ weight_VD

@@ -10,7 +10,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..data.collate import MiniBatch
-from .base import Objective, Result
+from ..modules.heads import LinearTerms
+from .ahead import find_later
+from .base import Objective, Result, add_gradient
 from .linear_cross_entropy import linear_cross_entropy
 
 CHUNK = 1024
@@ -30,15 +32,35 @@ class NextToken(Objective):
         self._chunk = chunk
 
     def loss(self, model: nn.Module, mini_batch: MiniBatch, head: nn.Module) -> Result:
-        """See :class:`Objective`; the head is applied at the truth positions only, a chunk at a time."""
+        """See :class:`Objective`; the head is applied at the truth positions only, a chunk at a time.
+
+        What it has to say about later tokens (:class:`lmplay.modules.heads.LinearHead`) is added to the gradient, and not to what is reported.
+        """
         lengths = mini_batch.seq_lens
         hidden_BTD = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
-        if type(head) is nn.Linear and head.bias is None:  # not isinstance: a subclass (an adapter, say) computes something else
-            sums = linear_cross_entropy(hidden_ND, head.weight, mini_batch.targets_N, self._chunk)
-        else:
-            sums = _any_head(head, hidden_ND, mini_batch.targets_N, self._chunk)
-        return Result(*sums)
+        loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N)
+        if torch.is_grad_enabled():
+            weight: float = getattr(head, "ahead_weight", 1.0)
+            for distance, module in enumerate(getattr(head, "ahead", ()), 1):
+                here, later = find_later(mini_batch, distance)
+                ahead_sum, *_ = self._judge(head, module(hidden_ND.index_select(0, here)), mini_batch.targets_N.index_select(0, later))
+                loss_sum = add_gradient(loss_sum, ahead_sum * weight)
+        return Result(loss_sum, losses_N, predictions_N)
+
+    def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Give the loss sum, the losses and the predictions of positions."""
+        terms = _linear_terms(head)
+        return _any_head(head, hidden_ND, targets_N, self._chunk) if terms is None else linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk)
+
+
+def _linear_terms(head: nn.Module) -> LinearTerms | None:
+    """Ask a head how it computes its logits; None = it doesn't say."""
+    if hasattr(head, "linear_terms"):
+        terms: LinearTerms = head.linear_terms()  # type: ignore[operator]
+        return terms
+    # not isinstance: a subclass (an adapter, say) computes something else
+    return LinearTerms(head.weight) if type(head) is nn.Linear and head.bias is None else None
 
 
 def _any_head(head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmplay.data.collate import MiniBatch
+from lmplay.modules.heads import LinearHead
 from lmplay.objectives.base import Result
 from lmplay.objectives.linear_cross_entropy import find_largest
 from lmplay.objectives.next_token import CHUNK, NextToken
@@ -334,3 +335,32 @@ def test_the_largest_logit_is_found_and_of_equal_ones_the_first(size, dtype):
     assert find_largest(logits).squeeze(1).tolist() == [row.index(max(row)) for row in logits.tolist()]
     logits[3, size // 2] = float("nan")
     assert find_largest(logits)[3] == size // 2
+
+
+@given(soft_cap=st.sampled_from([0.0, 2.0, 15.0]), z_loss=st.sampled_from([0.0, 0.01, 0.3]), truths=st.integers(0, 40), chunk=st.integers(1, 50),
+       seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_soft_cap_and_z_loss_against_plain_float64(soft_cap: float, z_loss: float, truths: int, chunk: int, seed: int) -> None:
+    model, batch = problem(truths=truths, seed=seed)
+    model.head = LinearHead(8, 50, soft_cap, z_loss)
+    model.head.weight.data.mul_(9)
+    reference = copy.deepcopy(model).double()
+    tokens, positions, targets = batch
+    logits = reference.head(reference(tokens).flatten(0, 1)[positions])
+    if soft_cap:
+        raw = functional.linear(reference(tokens).flatten(0, 1)[positions], reference.head.weight)
+        torch.testing.assert_close(logits, soft_cap * torch.tanh(raw / soft_cap))
+    expected = functional.cross_entropy(logits, targets, reduction="sum")
+    result = next_token(model, *batch, chunk=chunk)
+    torch.testing.assert_close(result.loss_sum.double(), expected, rtol=1e-5, atol=1e-4)  # the value is that of the cross-entropy alone
+    result.loss_sum.backward()
+    (expected + z_loss * logits.logsumexp(1).square().sum()).backward()
+    assert_same_gradients(model, reference, 1e-4)
+    if soft_cap == 2:  # so near to the cap, one minus the square of a rounded tanh is anything
+        return
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.zero_grad()
+        rounded = next_token(model, *batch, chunk=chunk)
+    rounded.loss_sum.backward()
+    torch.testing.assert_close(rounded.loss_sum.double(), expected, rtol=3e-2, atol=1e-1)
+    assert_same_gradients(model, reference, 5e-2)

@@ -1,0 +1,130 @@
+"""A transformer of what has been found to help since GPT-2, each part a setting.  Shapes: B pieces, T positions, D width, V vocabulary.
+
+Many of the parts were first put together in the public "modded-nanogpt" speedruns (Jordan et al. 2024); `docs/experiments.md` says what each was worth here.
+"""
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..modules.attention import CausalSelfAttention
+from ..modules.blocks import PreNormBlock
+from ..modules.cache import KeyValueCache
+from ..modules.checks import check_sizes
+from ..modules.heads import LinearHead
+from ..modules.mlps import GatedMlp, Mlp, gelu_tanh, squared_relu
+from ..modules.norms import RMSNorm
+from ..modules.positions import RotaryPositions
+
+_EPSILON = 1e-5
+_PLAIN_MLPS = {"squared_relu": squared_relu, "gelu": gelu_tanh}
+MLPS = (*_PLAIN_MLPS, "swiglu")
+
+
+class Modern(nn.Module):
+    """Pre-norm transformer with RMSNorm, rotary positions, QK-norm, grouped-query attention, squared ReLU, and what else its settings say; no biases."""
+
+    def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0, tied_head: bool = False,
+                 num_kv_heads: int | None = None, mlp: str = "squared_relu", hidden_dim: int | None = None, rope_base: float = 10_000.0,
+                 query_key_norm: bool = True, value_norm: bool = False, norm_weights: bool = False, zero_projections: bool = True,
+                 embedding_norm: bool = True, head_std: float = 0.0, soft_cap: float = 0.0, z_loss: float = 0.0, value_residual: bool = False,
+                 value_embeddings: int = 0, residual_scalars: bool = False, multi_token: int = 0, multi_token_weight: float = 0.3):
+        """
+        :param dropout: share of embeddings, attention weights and outputs of blocks that is dropped during training.
+        :param num_kv_heads: heads of keys and values, a divisor of `num_heads`; None = `num_heads`.
+        :param mlp: one of :data:`MLPS`.
+        :param hidden_dim: hidden width of the MLP; None = 4 `embed_dim`, for swiglu about 8/3 of it.
+        :param rope_base: see :class:`RotaryPositions`.
+        :param query_key_norm: RMSNorm of each head of queries and keys.
+        :param value_norm: RMSNorm of each head of values.
+        :param norm_weights: all these norms have weights.
+        :param zero_projections: what is added to the residual stream is 0 at first, so that a fresh block changes nothing.
+        :param embedding_norm: RMSNorm of the embeddings.
+        :param head_std: standard deviation of a fresh head's weights; 0 = every token is equally probable at first.
+        :param soft_cap: see :class:`lmplay.modules.heads.LinearHead`, as for the next, and the last two.
+        :param value_residual: each block mixes its values with those of the first (Zhou et al. 2024, "Value Residual Learning").
+        :param value_embeddings: tables of values by token, mixed in in the last N blocks and, in the opposite order, the first N.
+        :param residual_scalars: before each block the stream is mixed with the embeddings, by two learned factors.
+        :raises UserError: when sizes do not fit each other, or a setting is unknown.
+        """
+        super().__init__()
+        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout)
+        if mlp not in MLPS:
+            raise UserError(f"mlp {mlp}: allowed is one of {', '.join(MLPS)}.{nearest(mlp, MLPS)}")
+        if not 0 <= value_embeddings <= num_blocks // 2:
+            raise UserError(f"value_embeddings {value_embeddings}: must be from 0 to half of the {num_blocks} blocks.")
+        if not head_std >= 0 or (tied_head and not head_std):
+            raise UserError(f"head_std {head_std:g}: must be 0 or more, and above 0 where the head is tied.")
+        norm = partial(RMSNorm, eps=_EPSILON, elementwise_affine=norm_weights)
+        mirrored = {number: min(number, num_blocks - 1 - number) for number in range(num_blocks)}
+        self._value_table = {number: table for number, table in mirrored.items() if table < value_embeddings}
+
+        def block(number: int) -> PreNormBlock:
+            width = embed_dim // num_heads
+            norms = [norm(width) if wanted else None for wanted in (query_key_norm, query_key_norm, value_norm)]
+            attention = CausalSelfAttention(
+                embed_dim, num_heads, dropout, num_kv_heads=num_kv_heads, bias=False, query_norm=norms[0], key_norm=norms[1], value_norm=norms[2],
+                mixes_values=number in self._value_table or (value_residual and number > 0))
+            layers = GatedMlp(embed_dim, dropout, hidden_dim=hidden_dim) if mlp == "swiglu" else \
+                Mlp(embed_dim, dropout, hidden_dim=hidden_dim, bias=False, activation=_PLAIN_MLPS[mlp])
+            return PreNormBlock(embed_dim, attention, layers, norm)
+
+        self.token_embedding = nn.Embedding(vocab_size, embed_dim)
+        self.embedding_norm = norm(embed_dim) if embedding_norm else None
+        self.embedding_dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(block(number) for number in range(num_blocks))
+        self.rotary = RotaryPositions(embed_dim // num_heads, context_len, rope_base)
+        kv_width = embed_dim // num_heads * (num_kv_heads or num_heads)
+        self.value_embeddings = nn.ModuleList(nn.Embedding(vocab_size, kv_width) for _ in range(value_embeddings))
+        self.value_residual = value_residual
+        self.residual_scalars = nn.Parameter(torch.tensor([[1.0, 0.0]] * num_blocks)) if residual_scalars else None
+        self.final_norm = norm(embed_dim)
+        self.head = LinearHead(embed_dim, vocab_size, soft_cap, z_loss, multi_token, multi_token_weight)
+        if tied_head:
+            self.head.weight = self.token_embedding.weight
+        self._initialize(zero_projections, head_std)
+
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
+        """Read tokens, see :mod:`lmplay.exp`.
+
+        :return: hidden states after the final norm (B, T, D).
+        :raises ValueError: when a piece has more tokens than the context length.
+        """
+        rotation = self.rotary(tokens_BT, cache, lengths)
+        embedded_BTD = self.token_embedding(tokens_BT)
+        if self.embedding_norm is not None:
+            embedded_BTD = self.embedding_norm(embedded_BTD)
+        embedded_BTD = hidden_BTD = self.embedding_dropout(embedded_BTD)
+        tables = [table(tokens_BT) for table in self.value_embeddings]
+        first_values: Tensor | None = None
+        for number, block in enumerate(self.blocks):
+            if self.residual_scalars is not None:
+                stream, embedded = self.residual_scalars[number]
+                hidden_BTD = stream * hidden_BTD + embedded * embedded_BTD
+            values = tables[self._value_table[number]] if number in self._value_table else None
+            if self.value_residual and number == 0:  # computed twice: a block gives hidden states alone
+                first = cast("PreNormBlock", block)
+                first_values = first.attention.values(first.attention_norm(hidden_BTD))
+            elif first_values is not None:
+                values = first_values if values is None else first_values + values
+            hidden_BTD = block(hidden_BTD, cache, lengths, rotation, values)
+        hidden_BTD = self.final_norm(hidden_BTD)
+        return hidden_BTD
+
+    def _initialize(self, zero_projections: bool, head_std: float) -> None:
+        """Draw weights: of matrices uniformly with the deviation 1 / sqrt(inputs), of embeddings N(0, 1) before a norm and else N(0, 0.02)."""
+        embedding_std = 0.02 if self.embedding_norm is None else 1.0
+        for name, parameter in self.named_parameters():
+            if "projection" in name and (zero_projections or "ahead" in name):
+                nn.init.zeros_(parameter)
+            elif name == "head.weight":
+                nn.init.normal_(parameter, std=head_std)
+            elif "embedding" in name and parameter.ndim > 1:
+                nn.init.normal_(parameter, std=embedding_std if name == "token_embedding.weight" and self.head.weight is not parameter else 0.02)
+            elif parameter.ndim > 1 and name != "residual_scalars":
+                bound = (3 / parameter.shape[1]) ** 0.5
+                nn.init.uniform_(parameter, -bound, bound)
