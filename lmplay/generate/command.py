@@ -192,6 +192,7 @@ def _open(options: argparse.Namespace) -> _Writer:
     from ..checkpoints.weights import check_weights
     from ..device.runtime import choose_device
     from ..exp import build_model, get_experiment
+    from ..exp.folding import for_use
     from ..tokenizer import Tokenizer
     from ..writing.prompting import recorded
     from ..writing.sampling import Sampling
@@ -203,7 +204,9 @@ def _open(options: argparse.Namespace) -> _Writer:
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
     with torch.device("meta"):
         check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), content["state"], experiment.name)
-    model = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
+    content = for_use(content)
+    built = content["state_args"]
+    model = build_model(get_experiment(built["experiment"]), vocab_size=tokenizer.vocab_size, **built["args"])
     model.load_state_dict(content["state"])
     if not options.raw and (optimizers := optimizers_in(whole, model)) is not None:
         optimizers.use_averages()
