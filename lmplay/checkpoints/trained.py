@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..exp import build_model, get_experiment
+from ..exp.folding import for_use
 from ..tokenizer import Tokenizer
 from .averages import optimizers_in
 from .format import load
@@ -28,7 +29,7 @@ class Trained:
 
 
 def open_trained(path: Path, raw: bool = False) -> Trained:
-    """Open a model.
+    """Open a model, as it is to be used: without what only training needs.
 
     :param raw: take the weights themselves, also where a run keeps averages of them.
     :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
@@ -42,4 +43,9 @@ def open_trained(path: Path, raw: bool = False) -> Trained:
     module.load_state_dict(state)
     if not raw and (optimizers := optimizers_in(content, module)) is not None:
         optimizers.use_averages()
-    return Trained(experiment.name, module, tokenizer, built["args"]["context_len"], built.get("forms", {}))
+    model = for_use({"state_args": built, "state": module.state_dict()})
+    used = model["state_args"]
+    if used["experiment"] != experiment.name:
+        module = build_model(get_experiment(used["experiment"]), vocab_size=tokenizer.vocab_size, **used["args"])
+        module.load_state_dict(model["state"])
+    return Trained(used["experiment"], module, tokenizer, built["args"]["context_len"], built.get("forms", {}))

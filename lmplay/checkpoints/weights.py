@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
+from ..exp.folding import for_use
 from ..files import NotAFile, check_folder, check_is_file, make_folder
 from ..optim.set import OptimizerSet
 from ..plan.names import RESERVED_ENDING
@@ -44,7 +45,7 @@ def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
 def save_weights(settings: Settings, model: Callable[[], dict[str, Any]], optimizers: OptimizerSet | None) -> Path | None:
     """Write the file, if `--save-weights-only` is given, and return it; raises UserError when it cannot be written.
 
-    :param model: gives the model component, as in a checkpoint.
+    :param model: gives the model component, as in a checkpoint; written without what only training needs.
     :param optimizers: where they keep averages of the weights, the file has those, and another one, FILE_raw.lmp, the weights themselves.
     """
     target = _target(settings)
@@ -60,7 +61,7 @@ def _write(target: Path, model: dict[str, Any]) -> None:
     """Write a file of weights."""
     try:
         make_folder(target.parent, "folder of --save-weights-only")
-        write(target, {"format": FORMAT, "versions": versions(), "model": model})
+        write(target, {"format": FORMAT, "versions": versions(), "model": for_use(model)})
     except OSError as error:
         raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
 

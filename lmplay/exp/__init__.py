@@ -7,13 +7,17 @@ The model sees no strings, optimizers or files.  What it may have besides:
 ``forward(…, lengths=None)`` reads pieces of these lengths that are packed into one row, each as if alone: short texts then train faster on a CPU.
 ``blocks``, an ``nn.ModuleList`` (or a property that returns one), are what ``--activation-checkpointing`` recomputes, each by itself.
 ``forward(tokens_BT, cache=None)`` takes a :class:`lmplay.modules.cache.KeyValueCache`, which makes generation fast: without it each new token reads all before.
+``folded()`` gives experiment, settings and weights of a model that computes the same without what only training needs (see :mod:`lmplay.exp.folding`).
+A head may have a soft cap on logits, a z-loss, and tasks in training that look further ahead: :class:`lmplay.modules.heads.LinearHead` says how.
 Another package offers one by an entry point of the group ``lmplay.experiments``: ``name = "module:Class"``.
 """
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from ..errors import UserError, nearest
 from ..plugins import Plugin, with_offered
@@ -34,6 +38,8 @@ class Experiment(Plugin):
 _GPT2ISH = f"{__name__}.gpt2ish:GPT2ish"
 _LLAMAISH = f"{__name__}.llamaish:Llamaish"
 _MODERN = f"{__name__}.modern:Modern"
+_VALNORM = f"{__name__}.valnorm:ValNorm"
+_UNIFIED = f"{__name__}.unified:Unified"
 _MED: dict[str, Any] = {"num_blocks": 24, "embed_dim": 1024, "num_heads": 16}
 _LARGE: dict[str, Any] = {"num_blocks": 36, "embed_dim": 1280, "num_heads": 20}
 _TINY: dict[str, Any] = {"num_blocks": 4, "embed_dim": 192, "num_heads": 6, "context_len": 256}
@@ -50,6 +56,10 @@ _BUILT_IN = (
     Experiment("modern_med", "what has helped since GPT-2: 24 blocks, 1024 wide, 16 heads, context 1024", _MODERN, _MED),
     Experiment("modern_large", "what has helped since GPT-2: 36 blocks, 1280 wide, 20 heads, context 1024", _MODERN, _LARGE),
     Experiment("modern_tiny", "what has helped since GPT-2, for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _MODERN, _TINY),
+    Experiment("valnorm", "gpt2ish with a layer norm on values: 6 blocks, 768 wide, 12 heads, context 1024", _VALNORM),
+    Experiment("valnorm_tiny", "gpt2ish with a layer norm on values, for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _VALNORM, _TINY),
+    Experiment("unified", "gpt2ish with embeddings predicted while training: 6 blocks, 768 wide, 12 heads, context 1024", _UNIFIED),
+    Experiment("unified_tiny", "gpt2ish with embeddings predicted while training, for a CPU: 4 blocks, 192 wide, 6 heads, context 256", _UNIFIED, _TINY),
 )
 
 
@@ -124,10 +134,30 @@ def build_model(experiment: Experiment, **settings: Any) -> nn.Module:
 
 
 def _check_settings(experiment: Experiment, settings: dict[str, Any], accepted: dict[str, Any]) -> None:
-    """Refuse settings that the constructor does not accept, and missing ones, all at once."""
+    """Refuse settings that the constructor does not accept, missing ones, and those of another kind than it says, all at once."""
     takes = f"It takes: {', '.join(accepted)}."
     faults = [f"experiment '{experiment.name}': has no setting '{name}'.{nearest(name, accepted)} {takes}" for name in settings if name not in accepted]
     missing = [name for name, default in accepted.items() if default is inspect.Parameter.empty and name not in settings]
     faults += [f"experiment '{experiment.name}': the setting '{name}' must be given. {takes}" for name in missing]
+    kinds = _plain_kinds(experiment)
+    faults += [f"experiment '{experiment.name}': the setting '{name}' is {json.dumps(value)}; it must be {' or '.join(map(_KINDS.__getitem__, kinds[name]))}."
+               for name, value in settings.items() if name in kinds and not _is_one_of(value, kinds[name])]
     if faults:
         raise UserError(*faults)
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "null"}
+
+
+def _plain_kinds(experiment: Experiment) -> dict[str, tuple[type, ...]]:
+    """Find the settings whose annotations are of the kinds that a plan can hold."""
+    try:
+        hints = get_type_hints(experiment.load().__init__)
+    except NameError:  # an annotation for type checkers only
+        return {}
+    kinds = {name: get_args(hint) or (hint,) for name, hint in hints.items() if name != "return"}
+    return {name: kind for name, kind in kinds.items() if set(kind) <= _KINDS.keys()}
+
+
+def _is_one_of(value: Any, kinds: tuple[type, ...]) -> bool:
+    return type(value) in kinds or (type(value) is int and float in kinds)

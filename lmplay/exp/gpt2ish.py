@@ -28,7 +28,7 @@ class GPT2ish(nn.Module):
         super().__init__()
         check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout)
         self.context_len = context_len
-        self.token_embedding = self._make_embedding(vocab_size, embed_dim)
+        self.token_embedding: nn.Module = nn.Embedding(vocab_size, embed_dim)
         self.position_embedding = nn.Embedding(context_len, embed_dim)
         self.embedding_dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -62,10 +62,8 @@ class GPT2ish(nn.Module):
             hidden_BTD = block(hidden_BTD, cache, lengths)
         return self.final_norm(hidden_BTD)
 
-    def _make_embedding(self, vocab_size: int, embed_dim: int) -> nn.Module:
-        return nn.Embedding(vocab_size, embed_dim)
-
     def _make_attention(self, embed_dim: int, num_heads: int, dropout: float) -> CausalSelfAttention:
+        """Make the attention of a block."""
         return CausalSelfAttention(embed_dim, num_heads, dropout)
 
     def _initialize(self, num_blocks: int) -> None:

@@ -35,7 +35,7 @@ class Llamaish(nn.Module):
         :raises UserError: when sizes do not fit each other.
         """
         super().__init__()
-        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout)
+        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout, num_kv_heads=num_kv_heads, head_dim=head_dim, hidden_dim=hidden_dim)
         norm = partial(RMSNorm, eps=norm_epsilon)
 
         def block() -> PreNormBlock:

@@ -31,8 +31,9 @@ class Modern(nn.Module):
     def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0, tied_head: bool = False,
                  num_kv_heads: int | None = None, mlp: str = "squared_relu", hidden_dim: int | None = None, rope_base: float = 10_000.0,
                  query_key_norm: bool = True, value_norm: bool = False, norm_weights: bool = False, zero_projections: bool = True,
-                 embedding_norm: bool = True, head_std: float = 0.0, soft_cap: float = 0.0, z_loss: float = 0.0, value_residual: bool = False,
-                 value_embeddings: int = 0, residual_scalars: bool = False, multi_token: int = 0, multi_token_weight: float = 0.3):
+                 embedding_norm: bool = True, embedding_std: float = 0.02, head_std: float = 0.0, soft_cap: float = 0.0, z_loss: float = 0.0,
+                 value_residual: bool = False, value_embeddings: int = 0, residual_scalars: bool = False, multi_token: int = 0,
+                 multi_token_weight: float = 0.3):
         """
         :param dropout: share of embeddings, attention weights and outputs of blocks that is dropped during training.
         :param num_kv_heads: heads of keys and values, a divisor of `num_heads`; None = `num_heads`.
@@ -44,7 +45,9 @@ class Modern(nn.Module):
         :param norm_weights: all these norms have weights.
         :param zero_projections: what is added to the residual stream is 0 at first, so that a fresh block changes nothing.
         :param embedding_norm: RMSNorm of the embeddings.
-        :param head_std: standard deviation of a fresh head's weights; 0 = every token is equally probable at first.
+        :param embedding_std: standard deviation of fresh embeddings. Before a norm it says how far a step of an optimizer goes: 1 suits learning rates of
+            embeddings that are far above the others.
+        :param head_std: standard deviation of a fresh head's weights, where it isn't tied; 0 = every token is equally probable at first.
         :param soft_cap: see :class:`lmplay.modules.heads.LinearHead`, as for the next, and the last two.
         :param value_residual: each block mixes its values with those of the first (Zhou et al. 2024, "Value Residual Learning").
         :param value_embeddings: tables of values by token, mixed in in the last N blocks and, in the opposite order, the first N.
@@ -52,13 +55,15 @@ class Modern(nn.Module):
         :raises UserError: when sizes do not fit each other, or a setting is unknown.
         """
         super().__init__()
-        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout)
+        check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout, num_kv_heads=num_kv_heads, hidden_dim=hidden_dim)
         if mlp not in MLPS:
             raise UserError(f"mlp {mlp}: allowed is one of {', '.join(MLPS)}.{nearest(mlp, MLPS)}")
         if not 0 <= value_embeddings <= num_blocks // 2:
             raise UserError(f"value_embeddings {value_embeddings}: must be from 0 to half of the {num_blocks} blocks.")
-        if not head_std >= 0 or (tied_head and not head_std):
-            raise UserError(f"head_std {head_std:g}: must be 0 or more, and above 0 where the head is tied.")
+        if not head_std >= 0:
+            raise UserError(f"head_std {head_std:g}: must be 0 or more.")
+        if not embedding_std > 0:
+            raise UserError(f"embedding_std {embedding_std:g}: must be above 0.")
         norm = partial(RMSNorm, eps=_EPSILON, elementwise_affine=norm_weights)
         mirrored = {number: min(number, num_blocks - 1 - number) for number in range(num_blocks)}
         self._value_table = {number: table for number, table in mirrored.items() if table < value_embeddings}
@@ -86,7 +91,7 @@ class Modern(nn.Module):
         self.head = LinearHead(embed_dim, vocab_size, soft_cap, z_loss, multi_token, multi_token_weight)
         if tied_head:
             self.head.weight = self.token_embedding.weight
-        self._initialize(zero_projections, head_std)
+        self._initialize(zero_projections, embedding_std, head_std)
 
     def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
         """Read tokens, see :mod:`lmplay.exp`.
@@ -115,16 +120,15 @@ class Modern(nn.Module):
         hidden_BTD = self.final_norm(hidden_BTD)
         return hidden_BTD
 
-    def _initialize(self, zero_projections: bool, head_std: float) -> None:
-        """Draw weights: of matrices uniformly with the deviation 1 / sqrt(inputs), of embeddings N(0, 1) before a norm and else N(0, 0.02)."""
-        embedding_std = 0.02 if self.embedding_norm is None else 1.0
+    def _initialize(self, zero_projections: bool, embedding_std: float, head_std: float) -> None:
+        """Draw weights: of matrices uniformly with the deviation 1 / sqrt(inputs), of embeddings and head as was asked for."""
         for name, parameter in self.named_parameters():
             if "projection" in name and (zero_projections or "ahead" in name):
                 nn.init.zeros_(parameter)
             elif name == "head.weight":
                 nn.init.normal_(parameter, std=head_std)
             elif "embedding" in name and parameter.ndim > 1:
-                nn.init.normal_(parameter, std=embedding_std if name == "token_embedding.weight" and self.head.weight is not parameter else 0.02)
+                nn.init.normal_(parameter, std=embedding_std)
             elif parameter.ndim > 1 and name != "residual_scalars":
                 bound = (3 / parameter.shape[1]) ** 0.5
                 nn.init.uniform_(parameter, -bound, bound)

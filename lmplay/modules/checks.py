@@ -4,10 +4,11 @@ from __future__ import annotations
 from ..errors import UserError
 
 
-def check_sizes(vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
-    """Raise a UserError where a size is not a positive number, or `dropout` is no share."""
+def check_sizes(vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0, **own: int | None) -> None:
+    """Raise a UserError where a size is not a positive number, or `dropout` is no share; `own` are further sizes, None = not given."""
     sizes = {"vocab-size": vocab_size, "context-len": context_len, "num-blocks": num_blocks, "embed-dim": embed_dim, "num-heads": num_heads}
-    if faults := [f"--{name} {size}: must be at least 1." for name, size in sizes.items() if size < 1]:
+    named = {**{f"--{name}": size for name, size in sizes.items()}, **own}
+    if faults := [f"{name} {size}: must be at least 1." for name, size in named.items() if size is not None and size < 1]:
         raise UserError(*faults)
     if not 0 <= dropout < 1:
         raise UserError(f"dropout {dropout}: must be a share from 0 (none) to less than 1.")

@@ -1,12 +1,14 @@
 """`--describe`: the architecture, the parameters by part, and the size of a step."""
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from torch import nn
 
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import Outline, outline
+from ..exp import get_experiment, own_defaults
 from ..optim.optimizers import optimizers_of
 from ..plan.schema import Plan
 from ..plan.settings import Settings
@@ -26,7 +28,9 @@ def describe(settings: Settings, plan: Plan) -> str:
     works = {stage.name: ahead.stage_settings(stage) for stage in plan.stages}
     states = {work.optimizer: optimizers_of(work, model).state_bytes() for work in works.values()}
     origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
-    lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}", "", "parameters"]
+    used = {**own_defaults(get_experiment(spec.experiment)), **spec.args}
+    lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}",
+             f"settings: {', '.join(f'{name} {json.dumps(value)}' for name, value in used.items())}", "", "parameters"]
     lines += [f"  {name:<24}{count:>15,}  {count / total:6.1%}" for name, count in _count_parts(model).items()]
     lines += [f"  {'all':<24}{total:>15,}", "", "memory"]
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import ROOT
@@ -97,6 +98,18 @@ def test_unknown_and_missing_settings_come_together() -> None:
     unknown, missing = caught.value.faults
     assert "no setting 'num_head'. Did you mean 'num_heads'? It takes: vocab_size, context_len," in unknown
     assert "'num_heads' must be given" in missing
+
+
+@pytest.mark.parametrize(("name", "setting", "said"), [
+    ("modern", {"mlp": 3}, "the setting 'mlp' is 3; it must be a text."), ("modern", {"num_kv_heads": "two"}, 'is "two"; it must be a whole number or null.'),
+    ("modern", {"query_key_norm": 1}, "is 1; it must be true or false."), ("modern", {"num_kv_heads": True}, "is true; it must be a whole number or null."),
+    ("llamaish", {"rope_base": [1]}, r"is \[1\]; it must be a number."), ("unified", {"front_factor": None}, "is null; it must be a number.")])
+def test_a_setting_of_another_kind_is_refused(name: str, setting: dict[str, Any], said: str) -> None:
+    sizes = {"vocab_size": 50, "context_len": 16, "num_blocks": 1, "embed_dim": 16, "num_heads": 4}
+    with pytest.raises(UserError, match=said) as caught:
+        build_model(get_experiment(name), **sizes, **setting)
+    assert len(caught.value.faults) == 1
+    build_model(get_experiment("llamaish"), **sizes, rope_base=500, num_kv_heads=None)  # a whole number is a number
 
 
 @pytest.mark.parametrize(

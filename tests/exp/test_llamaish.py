@@ -79,7 +79,8 @@ def test_what_is_lacking_is_said(kind: str, more: dict[str, Any], lacks: str) ->
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"num_heads": 5}, "--embed-dim 32, --num-heads 5.*choose --embed-dim 30 or 35, or --num-heads 4 or 8"),
-    ({"num_kv_heads": 3}, "num_kv_heads 3, --num-heads 4.*choose num_kv_heads 2 or 4"), ({"num_kv_heads": 0}, "choose num_kv_heads 1"),
+    ({"num_kv_heads": 3}, "num_kv_heads 3, --num-heads 4.*choose num_kv_heads 2 or 4"),
+    ({"num_kv_heads": 0}, "num_kv_heads 0: must be at least 1"), ({"hidden_dim": -1}, "hidden_dim -1: must"),
     ({"num_kv_heads": 8}, "choose num_kv_heads 4"), ({"head_dim": 7}, "a head of width 7 has an odd number"),
     ({"rope_base": 1.0}, "rope_base 1: must be above"),
     ({"embed_dim": 12}, "a head of width 3 has an odd number"), ({"num_blocks": 0}, "--num-blocks 0"), ({"dropout": 1.0}, "dropout 1.0")])
