@@ -2,12 +2,14 @@
 
     python benchmarks/fuzz.py --inputs 20000 --first 0      # prints what got through, as kind and seed: make it an example of tests/test_hostile.py
 
-Each input is tried in a process of its own, forked from one that has imported what is heavy.
+What is taken is trained for a step, where that is cheap. The inputs are tried in processes forked from one that has imported what is heavy: several in each,
+one after the other. When one gets through, it is tried again in a process of its own.
 """
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import resource
@@ -17,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"], os.environ["HF_HUB_OFFLINE"] = "1", "1"
@@ -25,34 +28,55 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hostile import KINDS, Hostile, prepare  # noqa: E402
 
 SECONDS, BYTES = 20, 10**9
+TOGETHER = 35  # inputs tried in one process
+Input = tuple[str, int]
 
 
-def try_in_child(hostile: Hostile, kind: str, seed: int, log: Path) -> str:
-    """Try an input; gives what went wrong, or the empty string."""
+def try_together(hostile: Hostile, inputs: Sequence[Input], log: Path) -> tuple[int, str]:
+    """Try inputs in one process; gives how many went well, and what was wrong with the next one, or the empty string."""
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))  # of its own time: other programs may be at work
+        os.close(reading)
+        _try_each(hostile, inputs, log, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        good = len(pipe.read())
+    _, status = os.waitpid(child, 0)
+    code, said = os.waitstatus_to_exitcode(status), log.read_text(errors="replace")
+    if not code:
+        return good, ""
+    if code in (-signal.SIGXCPU, -signal.SIGKILL, -signal.SIGALRM):
+        return good, f"took more than {SECONDS} s"
+    return good, f"ended with {code}: {(said.strip().splitlines() or [''])[-1][:150]}"
+
+
+def _try_each(hostile: Hostile, inputs: Sequence[Input], log: Path, pipe: int) -> None:
+    """Be the process: write a byte for each input that goes well; end with the first that does not."""
+    for kind, seed in inputs:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int(used.ru_utime + used.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + SECONDS, -1))  # of its own time: other programs may be at work
         signal.alarm(10 * SECONDS)  # where it waits for something
         output = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        os.close(output)
         try:
-            codes = hostile.try_one(kind, seed)
-            os._exit(0 if {*codes} <= {0, 2} else 71)
+            fault = hostile.fault(kind, seed)
         except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
+            fault = traceback.format_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not fault and "Traceback" in log.read_text(errors="replace"):
+            fault = "a traceback"
+        if not fault and (taken := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024) > BYTES:
+            fault = f"took {taken / 1e6:.0f} MB"
+        if fault:
+            os.write(2, f"\n{fault}".encode(errors="replace"))
             os._exit(70)
-    _, status, usage = os.wait4(child, 0)
-    code, bytes_used = os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
-    said = log.read_text(errors="replace")
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"took more than {SECONDS} s"
-    if bytes_used > BYTES:
-        return f"took {bytes_used / 1e6:.0f} MB"
-    if code or "Traceback" in said:
-        return f"ended with {code}: {(said.strip().splitlines() or [''])[-1][:150]}"
-    return ""
+        os.write(pipe, b".")
+    os._exit(0)
 
 
 def main() -> int:
@@ -64,22 +88,26 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     options = parser.parse_args()
     tried: Counter[str] = Counter()
-    through = 0
-    ends = time.monotonic() + 60 * options.minutes
+    through, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        hostile = prepare(Path(folder))
-        for kind in KINDS:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
-                hostile.try_one(kind, 0)  # imports what is heavy
-        for number in range(options.inputs):
-            if time.monotonic() > ends:
-                break
-            kind, seed = options.kinds[number % len(options.kinds)], options.first + number // len(options.kinds)
-            tried[kind] += 1
-            if fault := try_in_child(hostile, kind, seed, Path(folder) / "log"):
+        hostile, log = prepare(Path(folder)), Path(folder) / "log"
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            hostile.warm_up()  # imports what is heavy
+        gc.collect()
+        gc.freeze()
+        left = [(options.kinds[n % len(options.kinds)], options.first + n // len(options.kinds)) for n in range(options.inputs)]
+        while left and time.monotonic() - began < 60 * options.minutes:
+            now = left[:TOGETHER]
+            good, fault = try_together(hostile, now, log)
+            if fault:
+                alone = try_together(hostile, now[good:good + 1], log)[1]
                 through += 1
-                print(f'("{kind}", {seed}): {fault}', flush=True)
-    print(f"{sum(tried.values()):,} inputs, {through} got through: {dict(tried)}")
+                print(f"{now[good]}: {alone or f'{fault} (after {now[:good]})'}", flush=True)
+            tried.update(kind for kind, _ in now[:good + bool(fault)])
+            left = left[good + bool(fault):]
+    taken, used = time.monotonic() - began, [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(one.ru_utime + one.ru_stime for one in used)
+    print(f"{sum(tried.values()):,} inputs in {taken:.0f} s ({cpu:.0f} s of processor time), {through} got through: {dict(tried)}")
     return bool(through)
 
 

@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
+import shutil
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,9 @@ PLAN = {"$description": "x", "$defaults": {"lr": 0.001, "validation": 0.1}, "$mo
         "one": {"dataset": {"path": "builtin:tales", "weight": 1.0}, "samples": 9, "freeze": ["blocks.*"], "lr_schedule": {"name": "wsd"},
                 "shuffle": {"seed": 1}, "early_stopping": {"patience": 3}},
         "two": {"dataset": ["a/b", {"path": "builtin:tales/2", "columns": {"text": "x"}}], "tokens": 100, "validation": {"samples": 3}}}
+# Its data is all there.
+LOCAL_PLAN = {**PLAN, "two": {"dataset": [{"path": "builtin:tales/2"}], "tokens": 100, "validation": {"samples": 3}}}
+RIGHT = -1
 FLAGS = {"lr": 0.1, "batch_size": 3, "num_blocks": 2, "mini_batch_size": "auto", "track": "csv", "time_limit": "1:00:00", "seed": 1, "tied_head": True,
          "dropout": 0, "pack": "on", "show_batch": "one:1", "activation_checkpointing": "on", "training_plan": "quickstart"}
 
@@ -30,6 +36,22 @@ def places(value: Any, at: tuple = ()) -> list[tuple]:
     """List where there is something in a value."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, part in inner for place in places(part, (*at, key)))] if len(at) < 12 else [at]
+
+
+def leaves(value: Any) -> list[Any]:
+    """List the values in a value that have none in them."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return [value] if inner is None else [leaf for part in inner for leaf in leaves(part)]
+
+
+class Unchanged(random.Random):
+    """Draws the first of what there is to choose from, so that nothing is changed."""
+
+    def choice(self, values: Any) -> Any:
+        return values[0]
+
+    def randrange(self, *bounds: int) -> int:
+        return 1
 
 
 def changed(value: Any, draw: random.Random, times: int) -> Any:
@@ -79,11 +101,48 @@ class Hostile:
     """Makes inputs in a folder and gives them to the programs."""
 
     def __init__(self, folder: Path, checkpoint: dict[str, Any], statistics: dict[str, Any], tokenizer: dict[str, Any]):
+        self.trained = 0  # the exit code of the last training
         self._folder, self._checkpoint, self._statistics, self._tokenizer = folder, checkpoint, statistics, tokenizer
 
+    def warm_up(self) -> None:
+        """Give right files to the programs, so that all is imported."""
+        self._train({}, ["--dataset", "builtin:tales", "--tokenizer", "bytes"])
+        for kind in KINDS:
+            with suppress(Exception):
+                self.try_one(kind, RIGHT)
+
+    def fault(self, kind: str, seed: int) -> str:
+        """Try an input; gives what is wrong, or the empty string. What is taken is trained for a step, where that is cheap."""
+        codes = self.try_one(kind, seed)
+        if not {*codes} <= {0, 2}:
+            return f"exit codes {codes}"
+        return self.train_taken(kind) if not codes[-1] else ""
+
+    def train_taken(self, kind: str) -> str:
+        """Train what has been taken for a step, where that is cheap: plans of small numbers, checkpoints; gives what is wrong, or the empty string."""
+        if kind == "checkpoint":
+            return self._train({}, ["--dataset", "builtin:tales", "--model", str(self._folder / "checkpoint.lmp")])
+        if kind not in ("plan.json", "plan.yaml"):
+            return ""
+        plan = yaml.safe_load((self._folder / kind).read_bytes())
+        cheap = all(not isinstance(value, int | float) or abs(value) <= 400 for value in leaves(plan))
+        return self._train(plan.get("$model"), ["--training-plan", str(self._folder / kind)]) if cheap else ""
+
+    def _train(self, model: Any, arguments: list[str]) -> str:
+        """Train for a step; gives what is wrong, or the empty string."""
+        sizes = [f"--{key.replace('_', '-')}={value}" for key, value in PLAN["$model"].items() if key not in (model or {})]
+        out = self._folder / "trained"
+        shutil.rmtree(out, ignore_errors=True)
+        said = io.StringIO()
+        with redirect_stderr(said):
+            self.trained = trainer([*arguments, *sizes, "--out-dir", str(out), "--device", "cpu", "--max-steps", "1", "--batch-size", "2",
+                                    "--validation-samples", "1", "--save-interval", "0", "--data-workers", "0", "--quiet"])
+        ok = self.trained in (0, 2, 75) or (self.trained == 1 and "not finite" in said.getvalue())
+        return "" if ok else f"taken, but training ended with {self.trained}: {said.getvalue()[-300:]}"
+
     def try_one(self, kind: str, seed: int) -> list[int]:
-        """Make an input and give it to who reads it; gives their exit codes."""
-        draw = random.Random(f"{kind} {seed}")
+        """Make an input and give it to who reads it; gives their exit codes. The seed `RIGHT` leaves it as it is."""
+        draw = random.Random(f"{kind} {seed}") if seed != RIGHT else Unchanged()
         path, times = self._folder / kind, draw.choice([0, 1, 1, 2, 5])
         start = ["--out-dir", str(self._folder / "out"), "--describe", "--device", "cpu"]
         if kind == "checkpoint":
@@ -99,7 +158,7 @@ class Hostile:
             (self._folder / "statistics").mkdir(exist_ok=True)
             (self._folder / "statistics" / "m_train_stats.json").write_bytes(as_text(changed(self._statistics, draw, times), draw, False))
             return [plotstats(["--out-dir", str(self._folder / "statistics"), "--json"])]
-        base = {"plan": PLAN, "flags": FLAGS}.get(kind.split(".")[0], self._tokenizer)
+        base = {"plan": draw.choice([LOCAL_PLAN, PLAN]), "flags": FLAGS}.get(kind.split(".")[0], self._tokenizer)
         path = path if path.suffix else path.with_suffix(".json")
         path.write_bytes(as_text(changed(base, draw, times), draw, path.suffix == ".yaml"))
         if kind == "tokenizer":

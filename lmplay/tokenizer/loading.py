@@ -11,7 +11,7 @@ from ..hub import hub_problem
 from .byte_pairs import SPLITS
 from .sentencepiece_models import read_sentencepiece
 from .tiktoken_files import is_tiktoken, read_tiktoken
-from .tokenizer import END_NAMES, END_TOKEN, SMALLEST_VOCAB, Tokenizer, is_of_the_library
+from .tokenizer import END_NAMES, END_TOKEN, SMALLEST_VOCAB, Tokenizer, count_ids, is_of_the_library
 
 if TYPE_CHECKING:
     import tokenizers
@@ -261,6 +261,7 @@ def _finish(found: _Found, name: str) -> Tokenizer:
     if end_id is None:
         fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
         end_id = fast.token_to_id(END_TOKEN)
+    count_ids(fast, end_id, name)  # writing it as JSON goes through all ids
     beside = {"chat_template": found.chat_template, "begin_text": found.begin}
     spec = {"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}}
     return Tokenizer(spec, found.note)

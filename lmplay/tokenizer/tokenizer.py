@@ -30,6 +30,21 @@ SMALLEST_VOCAB = 257
 MOST_TOKENS = 1 << 24
 
 
+def count_ids(fast: Any, end_id: int, name: str) -> int:
+    """Count the ids of a vocabulary, up to the largest: there may be gaps, and a model needs a row for each.
+
+    :param fast: a tokenizer of `tokenizers`.
+    :param end_id: that of its end token.
+    :param name: what the user calls it.
+    :raises UserError: when they are too many, or the end token is none of them.
+    """
+    count = max(fast.get_vocab(with_added_tokens=True).values(), default=0) + 1
+    if count > MOST_TOKENS or not 0 <= end_id < count:
+        raise UserError(f"tokenizer {name}: its largest id is {count - 1:,} and that of its end token {end_id:,}; ids from 0 to "
+                        f"{MOST_TOKENS - 1:,} are allowed, and an end token that is one of them.")
+    return int(count)
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A text as tokens.
@@ -65,12 +80,8 @@ class Tokenizer:
             self.vocab_size, self.end_id = SMALLEST_VOCAB, SMALLEST_VOCAB - 1
         else:
             self._fast = _read_fast(spec)
-            # Ids may have gaps: the model needs a row for the largest.
-            self.vocab_size = max(self._fast.get_vocab(with_added_tokens=True).values(), default=0) + 1
             self.end_id = spec["end_id"]
-            if self.vocab_size > MOST_TOKENS or not 0 <= self.end_id < self.vocab_size:
-                raise UserError(f"tokenizer {self.name}: its largest id is {self.vocab_size - 1:,} and that of its end token {self.end_id:,}; ids from 0 to "
-                                f"{MOST_TOKENS - 1:,} are allowed, and an end token that is one of them.")
+            self.vocab_size = count_ids(self._fast, self.end_id, self.name)
             self._fast.no_truncation()
             self._fast.no_padding()
             self._fast.encode_special_tokens = True  # "<|endoftext|>" in a text is text, not an end
