@@ -197,7 +197,7 @@ class StageData:
         self.names.append(source.name if alike == 1 else f"{source.name} ({alike})")
         settings = self._stage.validation
         if self._holds_out_by_default():
-            has_own = self._open_own(spec, "validation", folder, self.names[-1])
+            has_own = opened.may_have_own and self._open_own(spec, "validation", folder, self.names[-1])
             self._held_out.append(0.0 if has_own else DEFAULT_HELD_OUT)
         elif settings is not None:
             if settings.split is not None:

@@ -51,6 +51,7 @@ class Source:
     `name` is short, for statistics and messages. `columns` are the names of a row's fields, None where they are not known before reading.
     `fingerprint` is a small plain value that differs when the rows, or their order, differ. `has_nats`: rows say in `nats` how likely their text is.
     `rows_differ`: a row may have fields that are not among `columns`. `notes` are lines for the user: which files are read, which are left out and why.
+    `may_have_own`: it has to be looked whether there are validation rows beside these.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Source:
     fingerprint: dict[str, Any]
     has_nats = False
     rows_differ = False
+    may_have_own = True
     notes: tuple[str, ...] = ()
 
     def location(self, index: int) -> str:

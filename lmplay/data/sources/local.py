@@ -49,6 +49,7 @@ class LocalSource(IndexedSource):
         self.fingerprint = {**fingerprint, "rows": self.n_rows}
         seen = self._columns_seen(strict)
         self.columns = _union((*(table.columns or () for table in tables), seen))
+        self.may_have_own = selection.has_validation
         self.rows_differ = any(table.columns is None for table in tables)
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -28,6 +28,7 @@ _PART = r"[-_]?[0-9]+(?:[-_]of[-_][0-9]+)?(?:-[0-9a-f]{16})?"
 # The words are those of the hub. Only a whole word counts: a book may be called "train dreams", and a diary "dev-diary".
 _SPLIT = re.compile(rf"(?:(?P<train>train|training)|(?P<validation>{'|'.join(VALIDATION_NAMES)})|(?P<test>test|testing|eval|evaluation))(?:{_PART})?",
                     re.IGNORECASE)
+_HINT = re.compile("train|val|dev|test", re.IGNORECASE)  # all of these words have one of these in them
 _NUMBERED = re.compile(r"[-_]?[0-9]+[-_]of[-_][0-9]+(?:-[0-9a-f]{16})?$")
 # Files that are named in a line for the user; the others are counted.
 _NAMED = 4
@@ -38,13 +39,15 @@ class Selection:
     """The files of one source, in reading order.
 
     `names` are the files' paths below the folder `root`, and `title` is what the source is called, as it can be printed.
-    `notes` say which files of a folder or glob these are, and which are left out and why.
+    `notes` say which files of a folder or glob these are, and which are left out and why. `has_validation` tells whether there are validation files
+    beside those to train on.
     """
 
     title: str
     root: Path
     names: list[str]
     notes: tuple[str, ...] = ()
+    has_validation: bool = False
 
 
 def format_of(path: str | PurePath) -> str | None:
@@ -54,6 +57,8 @@ def format_of(path: str | PurePath) -> str | None:
     :return: a value of `FORMATS`, None where it isn't read.
     """
     stem, dot, ending = str(path).lower().rpartition(".")
+    if (plain := FORMATS.get(dot + ending)) is not None:  # which a million files ask
+        return plain if stem and stem[-1] not in "/\\" else None
     packed = dot + ending in PACKED_SUFFIXES
     if packed:
         stem, dot, ending = stem.rpartition(".")
@@ -101,7 +106,7 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     title += f" {chosen}" if chosen not in ("", "train") else ""
     notes = [f"{counted(len(names), 'file')}: {_some(names)}"]
     notes += [f"left out, {reason}: {_some(unread)}" for reason, unread in left_out.items() if unread and split == "train"]
-    return Selection(printable(title), root, names, tuple(map(printable, notes)))
+    return Selection(printable(title), root, names, tuple(map(printable, notes)), own is not None)
 
 
 def check_regular(path: str, file: Path) -> None:
@@ -154,6 +159,8 @@ def _once(files: Iterable[str]) -> list[str]:
 
 def _split_of(name: str) -> str:
     """Tell the split that a file is of, "" for none: a folder has its name, or a part of the file's name between dots is one, with or without a number."""
+    if not _HINT.search(name):  # of a million names few have one
+        return ""
     *folders, file = name.split("/")
     return next(filter(None, map(_split_of_word, (*folders, *file.split(".")))), "")
 

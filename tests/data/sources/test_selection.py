@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 from files import lines, opened, refused, rows_of, write
+from stages import open_stage
+
+from lmplay.data.sources import selection
+from lmplay.paths import walk_files
 
 FILES = {
     "train.jsonl validation.jsonl test.jsonl": ("train", "validation"),
@@ -76,3 +80,15 @@ def test_a_glob_that_is_proposed_works(bad_files, folder, tmp_path):
     line = refused("mixed", folder)
     assert "'mixed/**/*.csv' or 'mixed/**/*.jsonl'" in line
     assert rows_of(opened("mixed/**/*.csv", folder)) == [{"a": "1"}]
+
+
+@pytest.mark.parametrize(("names", "listings"), [(["a.txt", "b.txt"], 1), (["train.txt", "valid.txt"], 2)])
+def test_a_folder_without_validation_files_is_listed_once(tmp_path, monkeypatch, names, listings):
+    listed = []
+    monkeypatch.setattr(selection, "walk_files", lambda root: listed.append(root) or walk_files(root))
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_text("Some words.\n\n" * 20)
+    data = open_stage(tmp_path, {"dataset": {"path": str(tmp_path / "in"), "row_bytes": 64}, "epochs": 1})
+    assert len(listed) == listings
+    assert data.open_validation().next() is not None
