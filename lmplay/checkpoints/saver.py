@@ -36,6 +36,7 @@ class Copier:
     def __init__(self, pinned: bool = True):
         self._pinned = pinned
         self._buffers: dict[str, torch.Tensor] = {}
+        self._devices: set[torch.device] = set()
 
     def __call__(self, value: Any) -> Any:
         """Copy dicts, lists, objects, plain values, and tensors on any device; the copy overwrites the one before.
@@ -44,8 +45,8 @@ class Copier:
         """
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         result = self._copy(value, "", seen)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # the copies into pinned memory are asynchronous
+        for device in self._devices:
+            torch.cuda.synchronize(device)  # the copies into pinned memory are asynchronous
         return result
 
     def _copy(self, value: Any, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> Any:
@@ -68,12 +69,23 @@ class Copier:
         """Copy a tensor into its buffer."""
         key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
         if key not in seen:
-            pinned = self._pinned and value.device.type == "cuda"
             buffer = self._buffers.get(where)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype or buffer.stride() != value.stride():
-                buffer = self._buffers[where] = torch.empty_like(value, device="cpu", pin_memory=pinned, requires_grad=False)
+                buffer = self._buffers[where] = self._allocate(value)
+            pinned = value.device.type == "cuda" and buffer.is_pinned()
+            if pinned:
+                self._devices.add(value.device)
             seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
         return seen[key]
+
+    def _allocate(self, value: torch.Tensor) -> torch.Tensor:
+        """Make a buffer for a tensor; where no more memory can be pinned (in small containers, under WSL 2), in ordinary memory from there on."""
+        if self._pinned and value.device.type == "cuda":
+            try:
+                return torch.empty_like(value, device="cpu", pin_memory=True, requires_grad=False)
+            except RuntimeError:
+                self._pinned = False
+        return torch.empty_like(value, device="cpu", requires_grad=False)
 
 
 @dataclass(frozen=True)

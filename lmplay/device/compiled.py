@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .random_state import restore_torch_random_state, torch_random_state
+
 # Graphs that torch compiles before it falls back to eager code: two for training and two for validation are needed in each stage that freezes others.
 _MOST_GRAPHS = 256
 
@@ -63,11 +65,12 @@ class Compiled(nn.Module):
         """Compile forward and backward pass for a kind of mini-batch, by running an example whose results are not used."""
         started, purpose = time.perf_counter(), "training" if torch.is_grad_enabled() else "validation"
         tokens_BT = torch.zeros(1 if single else 2, self._widths[single], dtype=torch.int64, device=device)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            hidden_BTD = self._code(tokens_BT)
-            learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            if hidden_BTD.requires_grad:
-                torch.autograd.grad(hidden_BTD.sum(), learned, allow_unused=True)  # not backward(): it would add to the gradients of the batch
+        random_before = torch_random_state()
+        hidden_BTD = self._code(tokens_BT)
+        learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        if hidden_BTD.requires_grad:
+            torch.autograd.grad(hidden_BTD.sum(), learned, allow_unused=True)  # not backward(): it would add to the gradients of the batch
+        restore_torch_random_state(random_before)
         self.graphs = _count_graphs()
         self._tell(f"compiled for {purpose}{', single pieces' if single else ''}: {time.perf_counter() - started:.0f} s")
 

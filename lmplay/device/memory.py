@@ -71,7 +71,13 @@ def memory_there(device: torch.device) -> int | None:
 
 
 def memory_left(device: torch.device) -> int | None:
-    """Return the bytes that a process can still allocate; None where it is not known, or where too much is only an error and so can be tried."""
+    """Return the bytes that a process can still allocate; None where it is not known, or where too much is only an error and so can be tried.
+
+    A GPU of NVIDIA under Windows would borrow the memory of the machine instead, and be many times slower.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
     left = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]

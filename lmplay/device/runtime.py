@@ -4,6 +4,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -29,6 +30,9 @@ class Runtime:
         self.device = choose_device(settings.device)
         if settings.tune_allocator and self.device.type == "cpu":
             keep_freed_memory()
+        if self.device.type == "cuda":
+            # It makes a plan for each exact shape, in tens of milliseconds, and there are many lengths; flash attention needs none.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         torch.set_float32_matmul_precision(settings.matmul_precision)
         self.amp_dtype = getattr(torch, settings.amp) if isinstance(settings.amp, str) else _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
@@ -74,12 +78,16 @@ class Runtime:
         :param context_len: the longest piece of the model, in tokens.
         :param tell: called with a line when code has been compiled.
         :param while_compiling: makes a context manager around each compilation, which takes up to minutes and happens in a forward pass.
-        :raises UserError: when the backend is unknown, or the model has no blocks to recompute.
+        :raises UserError: when the backend is unknown or cannot work here, or the model has no blocks to recompute.
         """
         settings = self._settings
         self.save_memory(model)
         if not settings.compile_model:
             return model
+        if self.device.type == "cuda":
+            _check_graphs(self.device, settings.compile_mode, settings.compile_backend)
+        if settings.compile_backend == "inductor":
+            _check_compiler()
         import torch._dynamo
         import torch._functorch.config
 
@@ -100,10 +108,15 @@ class Runtime:
 
 
 def choose_device(name: str | None) -> torch.device:
-    """Choose the device by name (cpu, cuda, cuda:N or mps); None = the first that exists of cuda, mps, cpu. Raises UserError when it does not exist."""
+    """Choose the device by name (cpu, cuda, cuda:N or mps); None = the first that exists of cuda, mps, cpu.
+
+    A GPU of NVIDIA becomes the current one, with its number: events, streams and questions that name none are its own.
+
+    :raises UserError: when it does not exist.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name is None:
-        return torch.device(next(kind for kind, present in there.items() if present))
+        name = next(kind for kind, present in there.items() if present)
     present = ", ".join(kind for kind, is_there in there.items() if is_there)
     try:
         device = torch.device(name)
@@ -111,7 +124,36 @@ def choose_device(name: str | None) -> torch.device:
         raise UserError(f"--device {name}: allowed is cpu, cuda, cuda:N or mps; here there is: {present}.") from None
     if not there.get(device.type, False) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         raise UserError(f"--device {name}: there is no such device here; there is: {present}.")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
     return device
+
+
+def _check_compiler() -> None:
+    """Refuse to compile where no C++ compiler is found, which code for GPUs needs as well; raises UserError."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise UserError("--compile-model: no C++ compiler that works is found; install one (g++ or clang), name it in the variable CXX, or leave "
+                        "--compile-model out.") from None
+
+
+def _check_graphs(device: torch.device, mode: str | None, backend: str) -> None:
+    """Refuse what torch.compile cannot do on a GPU of NVIDIA; raises UserError."""
+    if mode in ("reduce-overhead", "max-autotune"):
+        # their CUDA graphs own the memory of gradients: a second mini-batch fails or adds to what has gone (pytorch issues 169545 and 96693)
+        raise UserError(f"--compile-mode {mode}: uses CUDA graphs, with which gradients cannot be added up over mini-batches; take "
+                        "max-autotune-no-cudagraphs, or leave it out.")
+    capability = torch.cuda.get_device_capability(device)
+    if backend == "inductor" and find_spec("triton") is None:
+        raise UserError("--compile-model: needs Triton, which is not installed: pip install triton (on Windows triton-windows), or leave it out.")
+    if backend == "inductor" and capability < (7, 0):
+        raise UserError(f"--compile-model: Triton needs a GPU of compute capability 7.0, and {torch.cuda.get_device_name(device)} has "
+                        f"{capability[0]}.{capability[1]}; leave it out.")
 
 
 def _choose_amp_dtype(device: torch.device) -> torch.dtype:

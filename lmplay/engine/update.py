@@ -23,13 +23,14 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     """
     runtime, parameters = model.runtime, list(model.raw.parameters())
     runtime.ranks.sum_gradients(parameters)
-    one = len(optimizers) == 1 and optimizers.average is None
-    scaled: Any = next(iter(optimizers)) if one else optimizers  # as one: parts that skip by themselves would update half a model
-    runtime.scaler.unscale_(scaled)
-    grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    if grad_clip:
-        nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
+    # Parts that skip by themselves would update half a model, and a fused kernel that skips its first step leaves its state undefined.
+    alone = len(optimizers) == 1 and optimizers.average is None and optimizers.can_skip_on_device()
+    scaled: Any = next(iter(optimizers)) if alone else optimizers
     try:
+        runtime.scaler.unscale_(scaled)
+        grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if grad_clip:
+            nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
         if runtime.scaler.is_enabled():  # skips gradients that are not finite by itself, and lowers its scale
             runtime.scaler.step(scaled)
             runtime.scaler.update()

@@ -109,10 +109,8 @@ class CompletionWriter:
                     for number, token in zip(part, tokens, strict=True):
                         if token is not None:
                             new[number].append(token)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._warn(MemoryError("out of memory"))
+        except Exception as error:  # whatever a device or a model cannot do: a text that is not written must not end the run
+            self._warn("out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {error}")
             return []
         finally:
             model.train(was_training)
@@ -145,7 +143,7 @@ class CompletionWriter:
             parts += [(numbers[first:first + _AT_ONCE], Sampling(temperature=temperature)) for first in range(0, len(numbers), _AT_ONCE)]
         return parts
 
-    def _warn(self, error: OSError | MemoryError) -> None:
+    def _warn(self, error: OSError | str) -> None:
         """Warn once."""
         if not self._warned:
             self.say(f"WARNING: --sample-prompts: {self.path} lacks what the model writes ({getattr(error, 'strerror', None) or error}); training goes on.")

@@ -41,12 +41,12 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits_BV.argmax(1)
-    probabilities_BV = _kept(logits_BV / sampling.temperature, sampling)
+    probabilities_BV = _kept(logits_BV / sampling.temperature, sampling).cpu()  # Apple's GPUs have no float64
     sums_BV = probabilities_BV.double().cumsum(1)
-    chosen_B = torch.searchsorted(sums_BV, draws_B.to(sums_BV)[:, None] * sums_BV[:, -1:], right=True).squeeze(1)
+    chosen_B = torch.searchsorted(sums_BV, draws_B.cpu().to(sums_BV)[:, None] * sums_BV[:, -1:], right=True).squeeze(1)
     # A draw at the very end may be rounded past the last token that was kept.
     last_B = probabilities_BV.shape[1] - 1 - (probabilities_BV > 0).flip(1).int().argmax(1)
-    return torch.minimum(chosen_B, last_B)
+    return torch.minimum(chosen_B, last_B).to(logits_BV.device)
 
 
 def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:

@@ -225,3 +225,42 @@ def test_mixed_precision_is_near_full():
     _, mixed = do_step(pieces, 2, runtime)
     assert float(mixed.loss_sum) == pytest.approx(float(full.loss_sum), rel=0.01)
     assert float(mixed.loss_sum) != float(full.loss_sum)
+
+
+def test_float16_clips_the_gradient_as_it_is_without_the_scale():
+    """Against float64: the norm that is shown and clipped by is that of the gradient, not of what the scaler made of it."""
+    pieces = make_pieces([3, 5, 2])
+    expected = make_model().double()
+    _, gradients = reference(pieces)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+    clip = norm / 3
+    with torch.no_grad():
+        for name, parameter in expected.named_parameters():
+            parameter -= 1.0 * gradients[name] * clip / norm
+    model, runtime = make_model(), Runtime(Settings(device="cpu", amp="float16"))
+    assert runtime.scaler.is_enabled()
+    optimizer = build_optimizers("sgd", model, 1.0)
+    result = step_on(model, optimizer, runtime, collate(pieces, 1), grad_clip=clip)
+    assert float(result.grad_norm) == pytest.approx(norm, rel=0.02)
+    start = dict(make_model().named_parameters())
+    for (name, parameter), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
+        moved, should = parameter.double() - start[name].double(), wanted - start[name].double()
+        assert float((moved - should).norm()) < 0.05 * clip
+
+
+def test_a_first_step_that_overflows_leaves_no_state_undefined(monkeypatch):
+    """A fused kernel that is told to skip its first step would leave a momentum that nobody has written: here such memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        model, runtime = make_model(), Runtime(Settings(device="cpu", amp="float16"))
+        optimizer = build_optimizers("sgd", model, 0.1)
+        with monkeypatch.context() as poison:
+            forward = type(model).forward
+            poison.setattr(type(model), "forward", lambda self, tokens: forward(self, tokens) * math.inf)
+            step_on(model, optimizer, runtime, collate(make_pieces([3, 2]), 1), grad_clip=1)
+        step_on(model, optimizer, runtime, collate(make_pieces([3, 2]), 1), grad_clip=1)
+        assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+        assert all(bool(value.isfinite().all()) for state in optimizer.members["main"].state.values() for value in state.values() if value is not None)
+    finally:
+        torch.use_deterministic_algorithms(False)
