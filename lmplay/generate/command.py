@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, long_names_refused, nearest
+from ..errors import LmplayError, UserError, long_names_refused, nearest_word, value_fault
+from ..files import NotAFile, check_is_file
 from ..paths import in_folder
 from ..plan.settings import Settings
 from ..signals import Stop, raise_stop
@@ -173,7 +174,7 @@ def _read_prompts(path: Path) -> list[str]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({error}).") from None
+            raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({value_fault(error)}).") from None
         value = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(value, str):
             raise UserError(f"--prompts {path}, prompt {number}: allowed is a JSON string, or an object with a string as `prompt`.")
@@ -219,9 +220,14 @@ def _model_file(options: argparse.Namespace) -> Path:
     if options.model is not None:
         name = options.model if options.model.endswith(".lmp") else f"{options.model}.lmp"
         path = in_folder(name, folder)
-        if not path.is_file():
-            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
-            raise UserError(f"--model {options.model}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
+        try:
+            check_is_file(path)
+        except NotAFile as error:
+            raise UserError(f"--model {options.model}: cannot be read ({error.strerror}).") from None
+        if not path.exists():
+            near = nearest_word(path.stem, [file.stem for file in path.parent.glob("*.lmp")])  # all ends of names are near each other
+            hint = f" Did you mean '{near}.lmp'?" if near is not None else ""
+            raise UserError(f"--model {options.model}: there is no such file as {path}.{hint} Train one with lmp_trainer, or name another.")
         return path
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:
