@@ -105,6 +105,8 @@ def main() -> int:
                 print(f"{now[good]}: {alone or f'{fault} (after {now[:good]})'}", flush=True)
             tried.update(kind for kind, _ in now[:good + bool(fault)])
             left = left[good + bool(fault):]
+            if sum(tried.values()) // 1000 > (sum(tried.values()) - good - bool(fault)) // 1000:
+                print(f"{sum(tried.values()):,} inputs after {time.monotonic() - began:.0f} s", flush=True)
     taken, used = time.monotonic() - began, [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in used)
     print(f"{sum(tried.values()):,} inputs in {taken:.0f} s ({cpu:.0f} s of processor time), {through} got through: {dict(tried)}")

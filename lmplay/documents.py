@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, printable
+from .errors import UserError, printable, value_fault
 
 # Far above any plan: bytes of a file, values in it (those behind YAML's aliases counted each time), and objects and lists within each other.
 MOST_BYTES, MOST_VALUES, MOST_DEPTH = 4 << 20, 100_000, 100
@@ -34,7 +34,7 @@ def read_json_or_yaml(path: Path, what: str, most_bytes: int = MOST_BYTES) -> An
         except RecursionError:
             raise _Refused(_TOO_DEEP) from None
         except ValueError as error:  # an integer of thousands of digits
-            raise _Refused(f"not valid JSON ({error})") from None
+            raise _Refused(f"not valid JSON ({value_fault(error)})") from None
         _check_size(value, MOST_VALUES if most_bytes == MOST_BYTES else most_bytes)
         return value
     except _Refused as refused:
@@ -109,7 +109,7 @@ def _parse_yaml(text: str) -> Any:
         where = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         raise _Refused(f"not valid YAML ({getattr(error, 'problem', None) or error})", *where) from None
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # a scalar that is not what its tag or its look says
-        raise _Refused(f"not valid YAML ({error})") from None
+        raise _Refused(f"not valid YAML ({value_fault(error)})") from None
 
 
 class _Open:

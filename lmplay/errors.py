@@ -106,6 +106,12 @@ def tell(text: str, stream: TextIO | None = None) -> None:
             os.close(there)
 
 
+def value_fault(error: Exception) -> str:
+    """Say what is wrong with a value that Python did not take; of a number that is too long it gives advice that is for programmers."""
+    too_long = "set_int_max_str_digits" in str(error)
+    return f"a whole number of more than {sys.get_int_max_str_digits():,} digits" if too_long else str(error)
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Suggest the allowed word that is nearest to a misspelt one: `` Did you mean 'epochs'?`` with a leading space, or the empty string."""
     found = nearest_word(word, allowed)

@@ -96,6 +96,13 @@ def open_new_or_file(path: Path) -> int:
     return handle
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a file as `opener` of :func:`open`: a link is not followed, it would lead what is written out of the folder. Raises :class:`NotAFile` for one."""
+    if os.path.islink(path):
+        raise NotAFile(errno.ELOOP, "it is a link")
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
     """Remove the temporary files of killed processes from a folder, where `ours` returns True for the name of the file that was being written."""
     for path in folder.glob(".*.tmp"):

@@ -22,6 +22,7 @@ _MOST_DEPTH = 100
 _PLAIN = (int, float, str, bool, bytes, type(None))
 _LARGEST = 2**64  # of whole numbers; random states have numbers of 32 bits
 _Number = int | float
+_LARGEST_FIGURE = 1e300
 _Count = Annotated[int, Field(ge=0)]
 _MOST_READ_AGAIN = 1_000_000  # samples between the oldest that waits for a batch and the newest that has been read: a few batches
 
@@ -142,6 +143,21 @@ def _totals(stats: dict[str, Any]) -> dict[str, Any]:
         if "total" in name.split("_") and type(stats[name]) not in (int, float):
             raise ValueError(f"{name} is no number")
     return stats
+
+
+def _finite(value: Any) -> Any:
+    """Check that plain values hold no number that is not finite, or not if some are added up: statistics are written as JSON, which has no word for it."""
+    if isinstance(value, float) and not abs(value) <= _LARGEST_FIGURE:
+        raise ValueError(f"a number is {value}")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _finite(inner)
+    return value
+
+
+def _clock(clock: dict[str, Any]) -> dict[str, Any]:
+    """Check the numbers of a clock; what listeners keep is theirs."""
+    _finite({key: value for key, value in clock.items() if key != "listeners"})
+    return clock
 
 
 def _tokenizer(spec: dict[str, Any]) -> dict[str, Any]:
@@ -360,10 +376,10 @@ class _Random(_Base):
 
 
 class _RunnerState(_Base):
-    stats: Annotated[_Stats, AfterValidator(_totals)]
-    step_stats: dict[str, Annotated[_Stats, AfterValidator(_totals)]]
-    stages: list[_Entry]
-    clock: _Clock
+    stats: Annotated[_Stats, AfterValidator(_totals), AfterValidator(_finite)]
+    step_stats: Annotated[dict[str, Annotated[_Stats, AfterValidator(_totals)]], AfterValidator(_finite)]
+    stages: Annotated[list[_Entry], AfterValidator(_finite)]
+    clock: Annotated[_Clock, AfterValidator(_clock)]
     random: _Random
     scaler: dict[str, Any]
     room: NotRequired[dict[str, Any]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, long_names_refused
+from ..errors import LmplayError, UserError, long_names_refused, value_fault
 from ..plan.settings import find_model
 from ..signals import Stop, raise_stop
 
@@ -173,7 +173,7 @@ def _read_prompts(path: Path) -> list[str]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({error}).") from None
+            raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({value_fault(error)}).") from None
         value = value.get("prompt") if isinstance(value, dict) else value
         if not isinstance(value, str):
             raise UserError(f"--prompts {path}, prompt {number}: allowed is a JSON string, or an object with a string as `prompt`.")

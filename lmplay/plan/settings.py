@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest_word
+from ..files import NotAFile, check_is_file
 from ..paths import in_folder
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
@@ -157,9 +158,14 @@ def find_model(name: str | None, out_dir: str | None) -> Path:
     folder = Path(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
     if name is not None:
         path = in_folder(name if name.endswith(".lmp") else f"{name}.lmp", folder)
-        if not path.is_file():
-            near = nearest(path.name, [file.name for file in path.parent.glob("*.lmp")])
-            raise UserError(f"--model {name}: there is no such file as {path}.{near} Train one with lmp_trainer, or name another.")
+        try:
+            check_is_file(path)
+        except NotAFile as error:
+            raise UserError(f"--model {name}: cannot be read ({error.strerror}).") from None
+        if not path.exists():
+            near = nearest_word(path.stem, [file.stem for file in path.parent.glob("*.lmp")])  # all ends of names are near each other
+            hint = f" Did you mean '{near}.lmp'?" if near is not None else ""
+            raise UserError(f"--model {name}: there is no such file as {path}.{hint} Train one with lmp_trainer, or name another.")
         return path
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:

@@ -17,7 +17,7 @@ from torch import nn
 from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
-from ..files import check_is_file, write_text
+from ..files import check_is_file, no_link, write_text
 from ..stats.accuracy import count_edits
 from ..stats.figures import Progress
 from ..writing.generation import generate
@@ -125,7 +125,7 @@ class CompletionWriter:
                                       for line, text in zip(self._lines(), texts, strict=True)]
         try:
             check_is_file(self.path)
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=no_link) as file:
                 file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._warn(error)

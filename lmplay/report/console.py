@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import printable, tell
-from ..files import check_is_file
+from ..files import check_is_file, no_link
 
 
 class Console:
@@ -72,7 +72,7 @@ class Console:
             return
         try:
             check_is_file(self._log)
-            with open(self._log, "ab") as file:
+            with open(self._log, "ab", opener=no_link) as file:
                 file.write(lines.encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._said = None

@@ -261,7 +261,7 @@ def _finish(found: _Found, name: str) -> Tokenizer:
     if end_id is None:
         fast.add_special_tokens([tokenizers.AddedToken(END_TOKEN, special=True)])
         end_id = fast.token_to_id(END_TOKEN)
-        assert end_id is not None
+    assert end_id is not None
     count_ids(fast, end_id, name)  # writing it as JSON goes through all ids
     beside = {"chat_template": found.chat_template, "begin_text": found.begin}
     spec = {"kind": "fast", "name": name, "json": fast.to_str(), "end_id": end_id, **{key: text for key, text in beside.items() if text}}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import write_text
+from ..files import no_link, write_text
 from .callback import Callback, RunInfo
 
 
@@ -66,7 +66,7 @@ class _Table:
             self._columns += new
             self._rewrite(rows)
         if self._file is None:
-            self._file = open(self._path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115 (stays open)
+            self._file = open(self._path, "a", encoding="utf-8", newline="", buffering=1, opener=no_link)  # noqa: SIM115 (stays open)
         self._file.write(_lines([[row.get(name) for name in self._columns]]))
 
     def close(self) -> None:

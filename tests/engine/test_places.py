@@ -9,6 +9,7 @@ from helpers import sentences, train, write_rows
 from lmplay.documents import read_json_or_yaml
 from lmplay.errors import UserError
 from lmplay.files import NotAFile, link_atomic, write_text
+from lmplay.generate.__main__ import main as generate
 from lmplay.report.console import Console
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files of Unix")
@@ -36,6 +37,41 @@ def test_no_file_of_a_run(two_stages, capsys, name, kind):
     assert name.endswith(".lock") or f"is a {kind}" in text
     assert text.count("\n") == 1
     assert [path.name for path in out.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("rest", [".log", "_samples.jsonl", "_train.csv", "_validate.csv", "_evaluate.csv"])
+def test_no_link_is_followed_out_of_the_folder(two_stages, capsys, rest):
+    Path("out_gpt").mkdir()
+    Path("mine.txt").write_text("mine\n")
+    Path(f"out_gpt/{NAME}{rest}").symlink_to(Path("mine.txt").absolute())
+    text = train(capsys, "--training-plan", "plan.json", "--track", "csv", code=2)
+    assert f"out_gpt/{NAME}{rest}: it is a link, and what the run appends to it would be written elsewhere" in text
+    assert text.count("\n") == 1
+    assert Path("mine.txt").read_text() == "mine\n"
+
+
+def test_a_log_that_becomes_a_link_is_given_up(two_stages, capsys, monkeypatch):
+    original = Console.open_log
+    Path("mine.txt").write_text("mine\n")
+    monkeypatch.setattr(Console, "open_log", lambda self, path: (path.symlink_to(Path("mine.txt").absolute()), original(self, path)))
+    assert "cannot be written (it is a link); training goes on without it" in train(capsys, "--training-plan", "plan.json", "--max-steps", 1, code=75)
+    assert Path("mine.txt").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_model_that_a_generator_is_given(tmp_path, capsys, kind):
+    KINDS[kind](tmp_path / "x.lmp")
+    assert generate(["--model", str(tmp_path / "x.lmp"), "--prompt", "a"]) == 2
+    assert capsys.readouterr().err == f"lmp_generator: --model {tmp_path}/x.lmp: cannot be read (it is a {kind}, not a file).\n"
+
+
+@pytest.mark.parametrize(("asked", "near"), [("b", None), ("ideas", "idea.lmp"), ("idea.lm", "idea.lmp"), ("other", None)])
+def test_a_model_is_proposed_where_its_name_is_near(tmp_path, capsys, asked, near):
+    for name in ("a", "idea"):
+        (tmp_path / f"{name}.lmp").touch()
+    assert generate(["--model", asked, "--out-dir", str(tmp_path), "--prompt", "a"]) == 2
+    said = capsys.readouterr().err
+    assert (f"Did you mean '{near}'?" in said) if near else ("Did you mean" not in said)
 
 
 @pytest.mark.parametrize("flag", ["--training-plan", "--use-config", "--resume", "--initial-model", "--inspect", "--dataset", "--dump-config",
