@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from ...errors import UserError
+from ...errors import UserError, printable
 from ...files import make_folder, write_atomic
 from ...plan.catalog import PACKED_SUFFIXES
 from .index import Index
+from .progress import shown
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # The digest of a file up to this size is of all its bytes: a tenth of a second, once, as the result is kept.
@@ -254,7 +255,8 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
         missing = [part for part in (folder, *folder.parents) if not part.exists()]
         make_folder(folder, "the data sets folder")
         try:
-            write_atomic(made, lambda file: make(_Bounded(file, path, folder)))  # type: ignore[arg-type]
+            with shown(f"writing what {printable(path.name)} holds") as update:
+                write_atomic(made, lambda file: make(_Bounded(file, path, folder, update)))  # type: ignore[arg-type]
         except BaseException:
             for part in missing:
                 if any(part.iterdir()):
@@ -267,8 +269,8 @@ def made_once(path: Path, folder: Path, name: str, make: Callable[[IO[bytes]], N
 class _Bounded:
     """A file open for writing that refuses what a small file should not become: packed, 10 MB may stand for 10 GB."""
 
-    def __init__(self, file: IO[bytes], original: Path, folder: Path):
-        self._file, self._original, self._folder = file, original, folder
+    def __init__(self, file: IO[bytes], original: Path, folder: Path, update: Callable[[int], object]):
+        self._file, self._original, self._folder, self._update = file, original, folder, update
         self._most = max(_MADE, _TIMES * original.stat().st_size)
         self._written = self._looked = 0
 
@@ -284,6 +286,7 @@ class _Bounded:
             if usage.free - len(data) < (spare := min(_SPARE, usage.total // 20)):
                 raise UserError(f"{self._original}: what it holds would fill the disk of {self._folder} ({usage.free:,} bytes are free, {spare:,} stay so); "
                                 "free some space, or choose another --out-dir.")
+        self._update(len(data))
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:

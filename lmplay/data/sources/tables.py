@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from array import array
 from collections.abc import Iterable, Iterator
 from io import StringIO
@@ -10,10 +11,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UserError
+from ...errors import UserError, printable
 from .base import BadRow, Row, Table
 from .contents import head_of, separator_of
 from .json_values import NotRead, as_row, no_object, parse, parse_all
+from .progress import shown
 from .spans import Spans, decoded, line_number, text_start, unreadable
 
 if TYPE_CHECKING:
@@ -165,12 +167,14 @@ class CsvTable(Table):
                     position += len(part)
                     yield part.decode("utf-8", "replace")
 
-        with open(self._path, "rb") as file:
+        size = os.stat(self._path).st_size
+        with open(self._path, "rb") as file, shown(f"looking for the rows of {printable(self._path.name)}", size) as update:
             file.seek(begin)
             start = position
             for record in csv.reader(_without_nul(lines()), delimiter=self._delimiter):
                 if record:  # an empty line is no record
                     starts.append(start)
+                update(position - start)
                 start = position
         starts.append(position)
         return np.frombuffer(starts, dtype=np.int64)
@@ -229,7 +233,7 @@ def _line_bounds(path: Path, begin: int) -> np.ndarray:
 
     found: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     doubtful: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]  # lines that begin as a blank one does
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, shown(f"looking for the rows of {printable(path.name)}", os.fstat(file.fileno()).st_size) as update:
         file.seek(begin)
         position, begins = begin, True
         while block := file.read(_SCAN):
@@ -240,6 +244,7 @@ def _line_bounds(path: Path, begin: int) -> np.ndarray:
             doubtful.append(starts[np.isin(data[starts], list(_BLANKS))] + position)
             begins = data[-1] == ord("\n")
             position += len(block)
+            update(len(block))
         bounds = np.append(np.concatenate(found), position)
         lines = np.searchsorted(bounds, np.concatenate(doubtful))
         blank = np.array([line for line in lines if not _read(file, bounds[line], bounds[line + 1]).strip(_BLANKS)], dtype=np.int64)

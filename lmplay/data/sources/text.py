@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...errors import printable
 from .base import Row, Table
 from .contents import HEAD, kind_of
+from .progress import shown
 from .selection import check_regular
 from .spans import (
     Spans,
@@ -112,7 +113,11 @@ class TextScan:
         self._stamps = stats[:, :3]
 
         def look() -> np.ndarray:
-            found = list(self._in_parts(self._look))
+            found = []
+            with shown(f"looking for the rows of {printable(asked)}", len(names), " files") as update:
+                for part in self._in_parts(self._look):
+                    found.append(part)
+                    update(len(part[1]))
             return np.concatenate([part for parts in zip(*found, strict=True) for part in parts])
 
         about = f"{os.path.abspath(root)}\0texts {limit} {refuse_bytes}"
@@ -203,21 +208,27 @@ class TextScan:
                 return digest, True, _block_starts(read, size, begin, self._limit)
             import numpy as np
 
-            found = self._index.get(Path(path), f"text {self._limit}", lambda: np.array(_block_starts(read, size, begin, self._limit), dtype=np.int64))
+            def starts() -> np.ndarray:
+                with shown(f"looking for the rows of {os.path.basename(label)}", size) as update:
+                    return np.array(_block_starts(read, size, begin, self._limit, update), dtype=np.int64)
+
+            found = self._index.get(Path(path), f"text {self._limit}", starts)
             return digest, True, array("q", found.tobytes())
 
 
-def _block_starts(read: Callable[[int, int], bytes], size: int, begin: int, limit: int) -> array[int]:
+def _block_starts(read: Callable[[int, int], bytes], size: int, begin: int, limit: int, update: Callable[[int], object] = int) -> array[int]:
     """Find the first byte of each row, and the end of the file.
 
     :param read: gives the bytes from a place on, at most a number of them.
     :param size: of the file.
     :param begin: where its text begins.
     :param limit: greatest length of a row.
+    :param update: told of the bytes of each row.
     """
     starts, start = array("q", [begin]), begin
     while size - start > limit:
         start += _cut(read(start, limit + _LONGEST), limit)
+        update(start - starts[-1])
         starts.append(start)
     if size > start:
         starts.append(size)
