@@ -8,12 +8,8 @@ from torch import nn
 
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import Outline, outline
-<<<<<<< HEAD
-from ..optim.optimizers import optimizers_of
-=======
 from ..exp import get_experiment, own_defaults
-from ..optim.optimizers import build_optimizers
->>>>>>> a32b176 (valnorm and unified; one matrix of tests over all experiments; a page on them with a whole package)
+from ..optim.optimizers import optimizers_of
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..tokenizer import load_tokenizer, trained_size
