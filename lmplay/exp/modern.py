@@ -86,7 +86,9 @@ class Modern(nn.Module):
         kv_width = embed_dim // num_heads * (num_kv_heads or num_heads)
         self.value_embeddings = nn.ModuleList(nn.Embedding(vocab_size, kv_width) for _ in range(value_embeddings))
         self.value_residual = value_residual
-        self.residual_scalars = nn.Parameter(torch.tensor([[1.0, 0.0]] * num_blocks)) if residual_scalars else None
+        # factors, not matrices: of one dimension they neither decay nor are orthogonalized
+        self.stream_factors = nn.Parameter(torch.ones(num_blocks)) if residual_scalars else None
+        self.embedded_factors = nn.Parameter(torch.zeros(num_blocks)) if residual_scalars else None
         self.final_norm = norm(embed_dim)
         self.head = LinearHead(embed_dim, vocab_size, soft_cap, z_loss, multi_token, multi_token_weight)
         if tied_head:
@@ -107,9 +109,8 @@ class Modern(nn.Module):
         tables = [table(tokens_BT) for table in self.value_embeddings]
         first_values: Tensor | None = None
         for number, block in enumerate(self.blocks):
-            if self.residual_scalars is not None:
-                stream, embedded = self.residual_scalars[number]
-                hidden_BTD = stream * hidden_BTD + embedded * embedded_BTD
+            if self.stream_factors is not None and self.embedded_factors is not None:
+                hidden_BTD = self.stream_factors[number] * hidden_BTD + self.embedded_factors[number] * embedded_BTD
             values = tables[self._value_table[number]] if number in self._value_table else None
             if self.value_residual and number == 0:  # computed twice: a block gives hidden states alone
                 first = cast("PreNormBlock", block)
@@ -129,6 +130,6 @@ class Modern(nn.Module):
                 nn.init.normal_(parameter, std=head_std)
             elif "embedding" in name and parameter.ndim > 1:
                 nn.init.normal_(parameter, std=embedding_std)
-            elif parameter.ndim > 1 and name != "residual_scalars":
+            elif parameter.ndim > 1:
                 bound = (3 / parameter.shape[1]) ** 0.5
                 nn.init.uniform_(parameter, -bound, bound)
