@@ -7,6 +7,7 @@ import pytest
 from helpers import ROOT, TINY, sentences, write_rows
 
 from lmplay.command_line import Parser
+from lmplay.export.command import _parser as export_flags
 from lmplay.generate.__main__ import main as generate
 from lmplay.generate.command import _parser as generator_flags
 from lmplay.plan.load import load_plan
@@ -59,6 +60,9 @@ def reader(finished, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_taken(reader, capsys, command):
     program, *arguments = shlex.split(command.replace("$seed", "1"))
+    if program == "lmp_export" or "--exp hf" in command:  # models that are not here: tests/engine/test_hf_runs.py has some
+        (export_flags() if program == "lmp_export" else trainer_flags()).read(arguments)
+        return
     if program == "lmp_trainer":
         has_file = {"--use-config", "--initial-model", "--inspect"} & {*arguments}
         size = [] if has_file else [*TINY, "--out-dir", "new"]
@@ -98,7 +102,7 @@ def test_every_flag_that_is_named_exists(page):
     def options(parser: Parser) -> set[str]:
         return {option for action in parser._actions for option in action.option_strings}
 
-    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags())
+    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags()) | options(export_flags())
     spans = [span for span in re.findall(r"`([^`\n]+)`", PAGES[page]) if span.startswith(("--", "lmp_"))]
     spans += [line for _, language, text in BLOCKS if _ == page and language in ("", "bash") for line in text.splitlines() if line.startswith("lmp_")]
     named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}

@@ -219,8 +219,10 @@ def open_source(source: str) -> dict[str, Any]:
     :return: settings for the constructor: `config`, and a `context_len` to begin with.
     :raises UserError: when there is no such model, or it needs code of its own.
     """
+    if (source.startswith((".", "/", "~")) or source.endswith("/")) and not Path(source).expanduser().is_dir():
+        raise UserError(f"experiment hf:{source}: there is no such folder.")
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(_located(source), trust_remote_code=False)
     except Exception as error:
         raise _cannot_be_read(source, error) from error
     plain = json.loads(config.to_json_string(use_diff=False))
@@ -235,7 +237,7 @@ def read_weights(source: str) -> dict[str, Tensor]:
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, loading = load(source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True)
+        model, loading = load(_located(source), dtype=torch.float32, trust_remote_code=False, output_loading_info=True)
     except Exception as error:
         raise _cannot_be_read(source, error, f" To start with fresh weights: --exp hf-fresh:{source}.") from error
     lacking = sorted(loading["missing_keys"])
@@ -243,6 +245,12 @@ def read_weights(source: str) -> dict[str, Tensor]:
         raise UserError(f"experiment hf:{source}: has no weights for {', '.join(lacking[:3])}{' and others' * (len(lacking) > 3)}; it may be a model of "
                         f"another kind. To start with fresh weights: --exp hf-fresh:{source}.")
     return {f"causal.{name}": value for name, value in model.state_dict().items()}
+
+
+def _located(source: str) -> str:
+    """Give a folder its whole name, and leave a name on the hub as it is."""
+    path = Path(source).expanduser()
+    return str(path) if path.is_dir() else source
 
 
 def _cannot_be_read(source: str, error: Exception, more: str = "") -> UserError:
