@@ -3,8 +3,9 @@
     python benchmarks/batches.py                                               # anywhere: built-in texts
     python benchmarks/batches.py --novel novel.txt --articles articles.jsonl   # the real thing
 
-A small model with a vocabulary of 1,024 tokens reads pieces of 128, eight a step. Each way is trained with the same seeds, in turns; the figure is the loss of
-the end of the same held-out text in bits per byte. Of articles there are two kinds: with their title, which is repeated before each piece, and without.
+A small model with a vocabulary of 1,024 tokens reads pieces of 128 (`--context`), eight a step. Each way is trained with the same seeds, in turns; the
+figure is the loss of the end of the same held-out text in bits per byte. Of articles there are two kinds: with their title, which is repeated before each
+piece, and without. It takes hours on two cores: with `--results FILE` each figure is kept, and what is there is not trained again.
 """
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ import json
 import tempfile
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from lmplay.data.tales import Tales
 from lmplay.train.__main__ import main as train
 
-MODEL = ["--num-blocks", "2", "--embed-dim", "128", "--num-heads", "4", "--context-len", "128", "--dropout", "0", "--tokenizer", "train:1024",
+MODEL = ["--num-blocks", "2", "--embed-dim", "128", "--num-heads", "4", "--dropout", "0", "--tokenizer", "train:1024",
          "--device", "cpu", "--batch-size", "8", "--lr", "0.01", "--optimizer-warmup-steps", "20", "--validation-interval", "0", "--save-interval",
          "0", "--quiet"]
 PIECES = ("together", "spread", "shuffled")
@@ -27,7 +29,7 @@ NOVEL = [(row_bytes, pieces) for row_bytes in (16384, 4096, 2048, 1024) for piec
 HELD_OUT = 60_000  # bytes at the end of each text
 
 
-def learn(folder: Path, file: Path, held_out: Path, row_bytes: int | None, pieces: str, tokens: int, seed: int) -> float:
+def learn(folder: Path, file: Path, held_out: Path, row_bytes: int | None, pieces: str, tokens: int, context_len: int, seed: int) -> float:
     """Train a model, and give its loss at the end in bits per byte."""
     own = {} if row_bytes is None else {"row_bytes": row_bytes}
     validation = {"dataset": {"path": str(held_out), "row_bytes": 2048}, "samples": 24}
@@ -35,8 +37,8 @@ def learn(folder: Path, file: Path, held_out: Path, row_bytes: int | None, piece
     (folder / "plan.json").write_text(json.dumps(plan))
     name = f"{file.stem}-{row_bytes}-{pieces}-{seed}"
     with contextlib.redirect_stdout(io.StringIO()):
-        code = train([*MODEL, "--training-plan", str(folder / "plan.json"), "--seed", str(seed), "--out-dir", str(folder),
-                      "--model", str(folder / f"{name}.lmp")])
+        code = train([*MODEL, "--training-plan", str(folder / "plan.json"), "--seed", str(seed), "--context-len", str(context_len),
+                      "--out-dir", str(folder), "--model", str(folder / f"{name}.lmp")])
     assert code == 0
     return float(json.loads((folder / f"{name}_validate_stats.json").read_text())["columns"]["bits_per_byte"][-1])
 
@@ -55,12 +57,20 @@ def prepare(folder: Path, novel: str | None, articles: str | None) -> None:
     (folder / "held-out-articles.txt").write_text("\n\n".join(article["text"] for article in found[-4:])[:HELD_OUT])
 
 
+def kept(results: Path | None, way: dict[str, Any]) -> float | None:
+    """Give the figure of a way that an earlier run has kept."""
+    lines = results.read_text().splitlines() if results and results.exists() else []
+    return next((float(line["bits_per_byte"]) for line in map(json.loads, lines) if line.items() >= way.items()), None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--novel", help="a text file")
     parser.add_argument("--articles", help="a file of JSON lines with the fields `title` and `text`")
     parser.add_argument("--tokens", type=int, default=240_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--results", type=Path, help="a file of JSON lines for the figures; the ways that are in it are not trained again")
     parser.add_argument("--only", nargs="*", help="ways, such as novel-4096-spread; all by default")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -72,13 +82,17 @@ def main() -> None:
         found: dict[tuple[str, int | None, str], list[float]] = {}
         for seed in range(arguments.seeds):
             for file, held_out, row_bytes, pieces in ways:
-                bits = learn(folder, file, held_out, row_bytes, pieces, arguments.tokens, seed)
+                way = {"text": file.stem, "rows": row_bytes, "pieces": pieces, "tokens": arguments.tokens, "context": arguments.context, "seed": seed}
+                bits = kept(arguments.results, way) or learn(folder, file, held_out, row_bytes, pieces, arguments.tokens, arguments.context, seed)
+                if arguments.results and kept(arguments.results, way) is None:
+                    with open(arguments.results, "a") as results:
+                        results.write(json.dumps(way | {"bits_per_byte": bits}) + "\n")
                 found.setdefault((file.stem, row_bytes, pieces), []).append(bits)
                 print(f"seed {seed} {file.stem:<9} rows {row_bytes or 'as they are':<12} {pieces:<9} {bits:.3f}", flush=True)
-        print(f"\n{'text':<9} {'rows':<12} {'pieces':<9} bits per byte")
+        print(f"\ncontext {arguments.context}, {arguments.tokens:,} tokens; bits per byte, mean of {arguments.seeds} seeds ± standard error")
         for (text, row_bytes, pieces), bits in found.items():
-            spread = f" ± {stdev(bits):.3f}" if len(bits) > 1 else ""
-            print(f"{text:<9} {row_bytes or 'as they are':<12} {pieces:<9} {fmean(bits):.3f}{spread}")
+            error = f" ± {stdev(bits) / len(bits) ** 0.5:.3f}" if len(bits) > 1 else ""
+            print(f"{text:<9} {row_bytes or 'as they are':<12} {pieces:<9} {fmean(bits):.3f}{error}")
 
 
 if __name__ == "__main__":
