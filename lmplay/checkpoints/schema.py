@@ -414,9 +414,14 @@ class _Optimizers(_Base):
     state: dict[str, _Optimizer]
 
 
+class _Place(_Base):
+    part: _Count
+
+
 class _Schedule(_Base):
     steps: _Count
     progress: float | None
+    place: NotRequired[_Place | None]
 
 
 class _Schedules(_Base):

@@ -1,7 +1,8 @@
 """The components of a checkpoint but for `curriculum` (plan floor) and `optimizers` (:class:`lmplay.optim.set.OptimizerSet`).  Engine floor."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -9,7 +10,8 @@ from torch import nn
 from ..checkpoints.weights import check_weights
 from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
-from ..optim.schedules import lr_factor
+from ..optim.schedules import warmup_factor
+from ..plan.schedules import Place
 from ..plan.settings import Settings, StageSettings
 from ..report.callbacks import Notifier
 from ..stats.run_record import RunRecord
@@ -82,18 +84,36 @@ class RunnerComponent:
 
 @dataclass
 class LrSchedulersComponent:
-    """The learning rate: a function of the progress of the stage, and of the steps since its warm-up began, which are all of its state."""
+    """The learning rate: a function of how far the stage is, of the steps since its warm-up began, and of where its schedule is."""
 
     settings: Settings
     steps: int = 0
     progress: float | None = 0.0
     began: float = 0.0  # progress at which the warm-up began
+    place: Place | None = None  # None = the schedule has not begun
     name: str = "lr_schedulers"
 
-    def lr(self, stage: StageSettings) -> float:
-        """Give the learning rate of the next step."""
+    def lr(self, stage: StageSettings, done: Mapping[str, float]) -> float:
+        """Give the learning rate of the next step.
+
+        :param stage: the settings of the stage.
+        :param done: the `steps`, `samples` and `tokens` that the stage has been trained on.
+        """
+        now = {**done, "progress": self.progress}
+        chain = stage.lr_schedule
+        self.place = chain.move(self.place or chain.begin, now)
         warmed = (self.progress or 0.0) - self.began if 0 < stage.warmup < 1 else self.steps
-        return stage.lr * lr_factor(stage.schedule, warmed, self.progress, stage.min_fraction, stage.warmup, self.settings.optimizer_warmup_fraction)
+        return stage.lr * (warmup_factor(warmed, stage.warmup, self.settings.optimizer_warmup_fraction) * chain.value(self.place, now))
+
+    def judged(self, stage: StageSettings, loss: float) -> None:
+        """Take note of a validation during a stage; `loss` is in nats per token."""
+        if self.place is not None:
+            self.place = stage.lr_schedule.judged(self.place, loss)
+
+    def judge_anew(self) -> None:
+        """Forget the lowest loss, as validations judge other samples from here on."""
+        if self.place is not None:
+            self.place = replace(self.place, best=None, stale=0)
 
     def advance(self, progress: float | None) -> None:
         """Take note of a step and of how much of the stage has been read for it."""
@@ -102,7 +122,7 @@ class LrSchedulersComponent:
 
     def start_stage(self) -> None:
         """Begin a stage."""
-        self.progress = 0.0
+        self.progress, self.place = 0.0, None
         self.start_warmup()
 
     def start_warmup(self) -> None:
@@ -116,8 +136,11 @@ class LrSchedulersComponent:
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"main": {"steps": self.steps, "progress": self.progress, "began": self.began}}
+        place = None if self.place is None else asdict(self.place)
+        return {"main": {"steps": self.steps, "progress": self.progress, "began": self.began, "place": place}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`lmplay.component.Component`."""
-        self.steps, self.progress, self.began = state["main"]["steps"], state["main"]["progress"], state["main"].get("began", 0.0)
+        """See :class:`lmplay.component.Component`; older files lack what is asked for here with a default."""
+        main = state["main"]
+        self.steps, self.progress, self.began, place = main["steps"], main["progress"], main.get("began", 0.0), main.get("place")
+        self.place = None if place is None else Place(**place)

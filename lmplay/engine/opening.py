@@ -42,7 +42,7 @@ from ..optim.groups import follow_rules
 from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
-from ..plan.names import CODE, SCHEDULES
+from ..plan.names import CODE
 from ..plan.options import FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
@@ -146,7 +146,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if not data.length_is_known:
-                needing = [f"lr_schedule {settings.schedule}"] if SCHEDULES[settings.schedule].curve is not None else []
+                needing = [f"lr_schedule {settings.lr_schedule.in_words()}"] if settings.lr_schedule.needs_length else []
                 needing += ["a warmup below 1"] if 0 < settings.warmup < 1 else []
                 faults.lines += [f"stage '{stage.name}': {key} needs a length that is known; give samples, tokens or steps." for key in needing]
             differences = _note_changes(found)

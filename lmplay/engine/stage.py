@@ -18,6 +18,7 @@ from ..objectives.base import Objective
 from ..optim.grads import check_grads
 from ..optim.optimizers import optimizers_of
 from ..plan.names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS
+from ..plan.schedules import UNITS
 from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
@@ -105,6 +106,7 @@ class StageRunner:
             run.record.begin_stage(self.stage.name, self.held_out.floors())
             run.model.forms[self.stage.name] = self.data.forms()
         if judge_anew(self.state, self.held_out.identity):
+            run.lr_schedulers.judge_anew()
             for stats in (run.record.stats, self.stats):
                 stats.judge_anew()
             self.entry.update(self.held_out.floors())  # type: ignore[typeddict-item]
@@ -134,7 +136,8 @@ class StageRunner:
         """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
         run, sums = self.run, None
         random_before = torch_random_state()
-        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings))
+        done = {unit: float(self.stats.totals[f"total_train_{unit}"]) for unit in UNITS}
+        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
         for attempt in self._budget.attempts(batch.longest):
             with run.interrupt.until_stopped(), attempt as tokens:
                 sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
@@ -170,6 +173,7 @@ class StageRunner:
             found = self._judge(self.held_out.regular)
             if found is None:
                 return False
+            self.run.lr_schedulers.judged(self.settings, found.loss)
             best = note_loss(self.state, found.loss, self.run.record.progress.samples, self.settings.min_delta)
             self._record(found, final=False)
         self.state.validation_due, self.state.validated = False, self.counts()

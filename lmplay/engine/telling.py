@@ -45,8 +45,9 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     settings, entry, data = stage.settings, stage.entry, stage.data
     rows, held_out = (dict(zip(data.names, counts, strict=True)) for counts in (data.rows_per_epoch(), data.held_out_rows()))
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.batch_size,
-                      settings.context_len, settings.lr, settings.schedule, stage.n_frozen, entry["floor_nats_per_token"], entry["floor_bits_per_byte"],
-                      stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads, stage.named_sets.in_words())
+                      settings.context_len, settings.lr, settings.lr_schedule.in_words(), stage.n_frozen, entry["floor_nats_per_token"],
+                      entry["floor_bits_per_byte"], stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads,
+                      stage.named_sets.in_words())
 
 
 def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
@@ -60,6 +61,8 @@ def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:
     never = ["no rows are held out"] if not stage.held_out.is_there else ["--validation-interval 0"] if not settings.validation_interval else \
         [f"--validation-interval {settings.validation_interval} is longer than it" if settings.validation_interval != AUTO else
          f"the work of one would be more than {VALIDATION_SHARE:.0%} of its own"] if times == 0 else []
+    if never and stage.settings.lr_schedule.has_plateau:
+        warnings.append(f"the plateau of stage '{stage.name}' never drops, as the stage is not validated before its end: {never[0]}.")
     if never and stage.settings.patience is not None:
         warnings.append(f"early_stopping cannot end stage '{stage.name}', which is not validated before its end: {never[0]}.")
     elif stage.settings.patience is not None and times is not None and times <= stage.settings.patience:

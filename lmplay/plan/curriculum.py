@@ -160,7 +160,7 @@ def _differences(before: Stage, now: Stage | None) -> str:
     """Write the keys of a stage that differ, with old and new values."""
     if now is None:
         return "it is not there any more"
-    old, new = before.model_dump(exclude_none=True), now.model_dump(exclude_none=True)
+    old, new = (stage.model_dump(exclude_none=True, by_alias=True) for stage in (before, now))
     return "; ".join(f"{key} was {show(old.get(key))}, is {show(new.get(key))}" for key in {**old, **new} if old.get(key) != new.get(key))
 
 

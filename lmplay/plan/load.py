@@ -29,7 +29,7 @@ from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _GLOB = re.compile(r"[*?\[]")
-_MARKS = ("[key]", "[on]", "[off]")  # steps of a fault's location that are no keys
+_MARKS = ("[key]", "[on]", "[off]", "[one]", "[parts]")  # steps of a fault's location that are no keys
 
 
 def load_plan(name_or_path: str | Path, faults: Faults | None = None) -> Plan:
@@ -190,7 +190,7 @@ def _stage_of_what_is_left(name: str, body: dict[str, Any], folder: Path) -> Sta
     left, gone = mended(body, lambda raw: [*_wrong_paths(raw, folder), *_found(*as_read(raw))])
     model, left = as_read(_map_paths(left, lambda _, path: _locate(path, folder)))
     parsed = model.model_validate(left)
-    stage = parsed if isinstance(parsed, Stage) else Stage.model_construct(**dict(parsed), name=name, dataset=[])
+    stage = parsed if isinstance(parsed, Stage) else Stage.model_construct(**{**dict(parsed), "lr_schedule": None}, name=name, dataset=[])
     return stage.model_copy(update={"optimizer": Optimizer.model_construct(name="")}) if "optimizer" in gone else stage
 
 

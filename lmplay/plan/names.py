@@ -50,16 +50,19 @@ class OptimizerRow(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A learning rate schedule.
+    """The shape of a schedule.
 
-    `curve` falls from 1 to 0 while progress goes from 0 to 1 (None = it stays at 1, and the length of the stage need not be known); `min_fraction` is the share
-    of the peak that it ends at by default.
+    `curve` falls from 1 to 0 while progress goes from 0 to 1 (None = it does not depend on progress, so that the length of the stage need not be known);
+    `min_fraction` is the share of the peak that it ends at by default; `takes` are its settings, which `curve` gets by name, with their defaults. With
+    `by_ratio` the curve falls from 1 to the ratio of end and start, which it gets behind the progress: both must be above 0.
     """
 
     name: str
     description: str
-    curve: Callable[[float], float] | None
+    curve: Callable[..., float] | None
     min_fraction: float
+    takes: Mapping[str, Any] = MappingProxyType({})
+    by_ratio: bool = False
 
 
 class Objective(Plugin):
@@ -103,11 +106,21 @@ def optimizer_row(name: str) -> OptimizerRow:
 DECAY_SHARE = 0.2
 # cosine: Loshchilov and Hutter 2017, "SGDR"; down to a tenth as in Brown et al. 2020, "Language Models are Few-Shot Learners".
 # linear: to zero, Bergsma et al. 2025, "Straight to Zero".  wsd (warm-up, stable, decay): Hu et al. 2024, "MiniCPM".
+# inverse_sqrt: Vaswani et al. 2017, "Attention Is All You Need".  step: the places of He et al. 2016, "Deep Residual Learning", a tenth at each.
+PLATEAU = "plateau"
 SCHEDULES = {row.name: row for row in (
     Schedule("constant", "stays at the peak", None, 1.0),
     Schedule("linear", "a straight line", lambda progress: 1 - progress, 0.0),
     Schedule("cosine", "half a wave of the cosine", lambda progress: (1 + math.cos(math.pi * progress)) / 2, 0.1),
-    Schedule("wsd", f"stays at the peak, then a line down over the last {DECAY_SHARE:.0%}", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0))}
+    Schedule("wsd", f"stays at the peak, then a line down over the last {DECAY_SHARE:.0%}", lambda progress: min(1.0, (1 - progress) / DECAY_SHARE), 0.0),
+    Schedule("inverse_sqrt", "one by the square root of the steps", lambda progress, ratio: (1 + (ratio ** -2 - 1) * progress) ** -0.5, 0.1, by_ratio=True),
+    Schedule("step", "drops by the same factor at each place of `at`", lambda progress, ratio, at: ratio ** (sum(progress >= place for place in at) / len(at)),
+             0.01, {"at": (0.5, 0.75)}, by_ratio=True),
+    Schedule("polynomial", "a power of what is left", lambda progress, power: (1 - progress) ** power, 0.0, {"power": 2.0}),
+    Schedule(PLATEAU, "drops by `factor` after `patience` validations without an improvement", None, 0.0, {"patience": 3, "factor": 0.5}))}
+# What a schedule of weight decay or batch size can be: it depends on the progress alone.
+VALUE_SCHEDULES = tuple(name for name in SCHEDULES if name != PLATEAU)
+SCHEDULE_SETTINGS = tuple(dict.fromkeys(setting for row in SCHEDULES.values() for setting in row.takes))
 
 DEFAULT_OBJECTIVE = "next_token"
 OBJECTIVES = {row.name: row for row in (

@@ -303,6 +303,8 @@ class Options:
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
+    plot_schedule: str | None = _flag(None, _R, matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf"), "FILE", "draw learning rate, batch "
+                                      "size and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
     show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)

@@ -27,13 +27,16 @@ from pydantic_core import PydanticCustomError
 from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, SCHEDULES, in_words, objectives
+from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, PLATEAU, SCHEDULE_SETTINGS, SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
+from .schedules import REST, UNITS, Chain, ScheduleFault, chain_of
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
 # Names that are not for sets of `evaluate`: the statistics have samples of a stage's own under them (lmplay.stats.totals).
 KEPT_SETS = ("validation", "held_out")
 LENGTHS = ("epochs", "samples", "tokens", "steps")
+_SHARE = r"[0-9]+(\.[0-9]+)?%"
+_PART_LENGTH = f'a whole number, 1 or more, a share of the stage such as "5%", or "{REST}"'
 _SHORT_NUMBER = r"[0-9][0-9_]*(\.[0-9]+)?[kMB]"
 # A source with less than this part of a mix would have hardly a row, and the others come many times before it has been read once.
 _MOST_UNEQUAL = 10_000
@@ -77,6 +80,15 @@ def _steps_or_fraction(value: float) -> float:
     return value
 
 
+def _part_length(value: int | str) -> int | str:
+    """Take a number, a share of the stage such as "5%", or the rest."""
+    if value == REST or (isinstance(value, int) and 1 <= value <= MOST):
+        return value
+    if isinstance(value, str) and re.fullmatch(_SHARE, value) and 0 < float(value[:-1]) <= 100:
+        return value
+    raise PydanticCustomError("part_length", "a length")
+
+
 def _evaluation_interval(value: int | str) -> int | str:
     """Take an interval, see :func:`lmplay.cadence.check_interval`."""
     try:
@@ -115,6 +127,8 @@ Warmup = Annotated[int | float, AfterValidator(_steps_or_fraction), WithJsonSche
                {"type": "string", "pattern": f"^{_SHORT_NUMBER}$"}]})]
 Interval = Annotated[int | str, AfterValidator(_evaluation_interval), WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST}, {"type": "string", "pattern": "^[0-9]"}]})]
+PartLength = Annotated[int | str, AfterValidator(_part_length), WithJsonSchema(
+    {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"type": "string", "pattern": f"^({_SHARE}|{REST})$"}]})]
 ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
 Columns = Annotated[dict[Role, Text], WithJsonSchema(
@@ -195,12 +209,37 @@ class SourceSpec(Part):
 
 
 class LrSchedule(Part):
-    """How the learning rate changes after its warm-up."""
+    """How the learning rate changes: the shape of a whole stage, or, in a list, of a part of it."""
 
     short_forms: ClassVar[dict[type, str]] = {str: "name"}
 
-    name: ScheduleName = Field(title="Shape of the decay", description=in_words([*SCHEDULES]))
-    min_fraction: float | None = option("Where the decay ends, as a part of the peak", "a number from 0 to 1", ge=0, le=1)
+    name: ScheduleName = Field(title="Shape", description=in_words([*SCHEDULES]))
+    from_: float | None = option("Where a part starts, as a factor of lr", "a number, 0 or more", ge=0, alias="from")
+    to: float | None = option("Where it ends, as a factor of lr", "a number, 0 or more", ge=0)
+    min_fraction: float | None = option("The same, for a whole stage", "a number from 0 to 1", ge=0, le=1)
+    steps: PartLength | None = option("Length of a part in optimizer steps", _PART_LENGTH)
+    samples: PartLength | None = option("Length of a part in samples", _PART_LENGTH)
+    tokens: PartLength | None = option("Length of a part in tokens", _PART_LENGTH)
+    at: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)] | None = option(
+        "Where step drops, as shares of the part", "a list of numbers between 0 and 1")
+    power: float | None = option("Exponent of polynomial", "a number above 0", gt=0)
+    patience: Count | None = option("Validations without an improvement before plateau drops", "a whole number, 1 or more")
+    factor: float | None = option("What plateau drops by", "a number between 0 and 1", gt=0, lt=1)
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        lengths = [key for key in UNITS if key in given]
+        if len(lengths) > 1:
+            yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(UNITS)}"
+        if "to" in given and "min_fraction" in given:
+            yield "min_fraction", "found it beside to, allowed: one of them"
+        name = given.get("name")
+        if name in SCHEDULES:
+            takes = SCHEDULES[name].takes
+            yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
+                        for key in SCHEDULE_SETTINGS if key in given and key not in takes)
+            if "to" in given and name == "constant":
+                yield "to", "found it with constant, allowed: from"
 
 
 class Optimizer(Part):
@@ -309,7 +348,10 @@ class Overrides(Part):
     batch_size: int | None = flag_key("batch_size", "stage")
     context_len: int | None = flag_key("context_len", "stage")
     lr: float | None = flag_key("lr", "stage")
-    lr_schedule: LrSchedule | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, or {{"name": ..., "min_fraction": ...}}')
+    lr_schedule: Annotated[
+        Annotated[LrSchedule, Tag("[one]")] | Annotated[list[LrSchedule], Field(min_length=1), Tag("[parts]")],
+        Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")
+    ] | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, {{"name": ..., "to": ...}}, or a list of such parts')
     warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
     optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
                                           '"settings": {...}}')
@@ -335,10 +377,17 @@ class Overrides(Part):
         lengths = [key for key in LENGTHS if key in given]
         if len(lengths) > 1:
             yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(LENGTHS)}"
+        schedule = given.get("lr_schedule")
+        if not isinstance(schedule, list):
+            yield from ((f"lr_schedule.{key}", "found it outside a list of parts, allowed: in a list") for key in ("from", *UNITS)
+                        if _get(schedule, key if isinstance(schedule, dict) else "from_" if key == "from" else key) is not None)
         validation = given.get("validation")
         fraction = validation if isinstance(validation, (int, float)) else _get(validation, "fraction")
-        if "early_stopping" in given and fraction == 0:
-            yield "early_stopping", "found it beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
+        plateau = any(part == PLATEAU or _get(part, "name") == PLATEAU for part in _parts_of(schedule))
+        for key in [*["early_stopping"] * ("early_stopping" in given), *["lr_schedule"] * plateau]:
+            if fraction == 0:
+                found = PLATEAU if key == "lr_schedule" else "it"
+                yield key, f"found {found} beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
         evaluate = given.get("evaluate")
         for name in evaluate if isinstance(evaluate, dict) else ():
             if not re.fullmatch(STAGE_NAME, name) or name.lower() in KEPT_SETS:
@@ -375,6 +424,16 @@ class Stage(StageBody):
         """The named sets, in order."""
         return {name: one for name, one in (self.evaluate or {}).items() if one is not None}
 
+    @property
+    def length(self) -> tuple[str, float]:
+        """The unit of its length, and how long it is."""
+        return next(((unit, value) for unit in LENGTHS if (value := getattr(self, unit)) is not None), ("epochs", 1.0))
+
+    @property
+    def lr_chain(self) -> Chain:
+        """The schedule of the learning rate."""
+        return chain_of(_plain_parts(self.lr_schedule or "constant"), *self.length)
+
     @classmethod
     def written_out(cls, value: Any) -> Any:
         return {**value, "epochs": 1.0} if isinstance(value, dict) and all(value.get(key) is None for key in LENGTHS) else value
@@ -382,6 +441,10 @@ class Stage(StageBody):
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield from super().conflicts(given)
+        schedule = given.get("lr_schedule")
+        in_a_list = isinstance(schedule, list) or not any(key.startswith("lr_schedule.") for key, _ in super().conflicts(given))
+        if in_a_list and (fault := _fault_of_schedule(schedule, given)):
+            yield f"lr_schedule{fault.key}", fault.fault
         sources = _listed(given.get("dataset"))
         if not given.keys().isdisjoint({"samples", "tokens", "steps"}) or not isinstance(sources, list):
             return
@@ -458,7 +521,34 @@ class Plan(Part):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values (sources written out, keys that are not given left out) that `plan_from_json` reads back as an equal plan."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True, by_alias=True)
+
+
+def _parts_of(schedule: Any) -> list[Any]:
+    """List the parts of a schedule, parsed or not yet."""
+    return schedule if isinstance(schedule, list) else [] if schedule is None else [schedule]
+
+
+def _plain_parts(schedule: Any) -> list[dict[str, Any]]:
+    """Write out the parts of a schedule, parsed or not yet; raises ValidationError."""
+    parts = [part if isinstance(part, LrSchedule) else LrSchedule.model_validate(part) for part in _parts_of(schedule)]
+    return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
+
+
+def _fault_of_schedule(schedule: Any, stage: dict[str, Any]) -> ScheduleFault | None:
+    """Find what does not add up in the schedule of a stage, parsed or not yet; faults in its parts are found elsewhere."""
+    unit = next((unit for unit in LENGTHS if stage.get(unit) is not None), "epochs")
+    length = stage.get(unit, 1.0)
+    try:
+        length = number(length) if isinstance(length, str) else length
+        parts = _plain_parts(schedule)
+        if parts and isinstance(length, (int, float)) and length > 0:
+            chain_of(parts, unit, length)
+    except ScheduleFault as fault:
+        return fault
+    except ValueError:
+        return None
+    return None
 
 
 def _sets_of(stage: Any) -> dict[str, Any]:

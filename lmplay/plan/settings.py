@@ -18,6 +18,7 @@ from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESE
 from .options import FLAGS, Options
 
 if TYPE_CHECKING:
+    from .schedules import Chain
     from .schema import OptimizerRule, Plan, Stage
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
@@ -111,7 +112,7 @@ class Settings(Options):
 
     def conflicts(self) -> list[str]:
         """List the flags that contradict each other, a line each; conflicts with the model are found where it is built."""
-        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", *_AS_JSON) if getattr(self, name)]
+        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", *_AS_JSON) if getattr(self, name)]
         budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
         rules = {
             "--dataset and --training-plan together: give one of them; --dataset stands for a plan of one stage.":
@@ -125,7 +126,7 @@ class Settings(Options):
             "--activation-memory-budget and --activation-checkpointing together: each says what is computed again; give one.":
                 self.activation_memory_budget < 1 and self.compile_model and self.activation_checkpointing,
             f"--resume {self.resume} and --reset-history together: give one of them.": self.resume != "latest" and self.reset_history,
-            f"{' and '.join(looks)} together: each of them prints something and ends; give one.": len(looks) > 1,
+            f"{' and '.join(looks)} together: each of them shows something and ends; give one.": len(looks) > 1,
             "--show-samples 0: shows nothing; give a number from 1, or leave it out to train.": "show_samples" in self.explicit and not self.show_samples,
             "--quiet and --verbose together: give one of them.": self.quiet and self.verbose,
             "--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.":
@@ -182,9 +183,9 @@ def settings_from_json(values: dict[str, Any]) -> Settings:
 class StageSettings:
     """The settings of one stage.
 
-    `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `schedule` the name of a schedule, `min_fraction` the share of `lr`
-    that it ends at (None = the schedule's default), `weight_decay` None = the optimizer's default, `grad_clip` the largest norm of the gradient (0 = no
-    limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
+    `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `lr_schedule` gives its factor, `weight_decay` None = the
+    optimizer's default, `grad_clip` the largest norm of the gradient (0 = no limit),
+    `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
     optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
@@ -194,8 +195,7 @@ class StageSettings:
     batch_size: int
     context_len: int
     lr: float
-    schedule: str
-    min_fraction: float | None
+    lr_schedule: Chain
     weight_decay: float | None
     grad_clip: float
     validation_samples: int | None
@@ -228,11 +228,11 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
     if context_len > model_context_len:
         raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
                         f"lower it, or start a new model with --context-len {context_len}.")
-    schedule, stopping = stage.lr_schedule, stage.early_stopping
+    stopping = stage.early_stopping
     planned = stage.validation.samples if stage.validation is not None and "validation_samples" not in settings.explicit else None
     judged = planned or settings.validation_samples
     return StageSettings(
-        choose("batch_size"), context_len, choose("lr"), schedule.name if schedule else "constant", schedule.min_fraction if schedule else None,
+        choose("batch_size"), context_len, choose("lr"), stage.lr_chain,
         choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
@@ -243,7 +243,10 @@ def _warmup(settings: Settings, stage: Stage) -> float:
     """Choose the length of a stage's warm-up."""
     if settings.disable_optimizer_warmup:
         return 0
-    return settings.optimizer_warmup_steps if stage.warmup is None or "optimizer_warmup_steps" in settings.explicit else stage.warmup
+    if "optimizer_warmup_steps" in settings.explicit:
+        return settings.optimizer_warmup_steps
+    default = 0 if isinstance(stage.lr_schedule, list) else settings.optimizer_warmup_steps  # a list says itself how it begins
+    return default if stage.warmup is None else stage.warmup
 
 
 def _optimizer(settings: Settings, stage: Stage, begun_with: str | None) \

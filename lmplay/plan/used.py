@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .names import OPTIMIZER_SETTINGS, SCHEDULES, optimizer_row
+from .names import OPTIMIZER_SETTINGS, optimizer_row
 from .options import FLAGS, ONCE, Change
 from .settings import MODEL_KEYS, Settings, StageSettings
 
 if TYPE_CHECKING:
+    from .schedules import Chain
     from .schema import Stage
 
 # Parts of a record that are no settings, or that stand elsewhere in it, too.
@@ -31,15 +32,22 @@ def run_settings(settings: Settings) -> dict[str, Any]:
 
 def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     """List what a stage used: its plan entry, with the values that flags and defaults have given."""
-    said = stage.model_dump(exclude_none=True)
+    said = stage.model_dump(exclude_none=True, by_alias=True)
     values = {key: value for key, value in said.items() if key not in _SAID_OTHERWISE} | asdict(replace(used, optimizer_rules=()))
-    del values["validation_is_bounded"], values["ema"]  # which is a flag of the whole run
+    del values["validation_is_bounded"], values["lr_schedule"], values["ema"]  # which is a flag of the whole run
+    values |= _schedule(used.lr_schedule)
     values["optimizer_rules"] = said.get("optimizer_rules")
     values = {key: value for key, value in values.items() if value or key not in ("optimizer_rules", "optimizer_settings")}
     row = optimizer_row(used.optimizer)
-    unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay, "min_fraction": SCHEDULES[used.schedule].min_fraction}
+    unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay}
     values |= {name: value for name, value in unsaid.items() if values[name] is None}
     return {name: value for name, value in values.items() if name not in OPTIMIZER_SETTINGS or name in row.takes}
+
+
+def _schedule(chain: Chain) -> dict[str, Any]:
+    """Say how a stage's learning rate goes: by the name of a single shape and where that ends, or in words."""
+    single = len(chain.parts) == 1 and chain.parts[0].start is None
+    return {"schedule": chain.in_words(), **({"min_fraction": chain.parts[0].end} if single else {})}
 
 
 def flags_as_given(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -126,6 +126,11 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
 
         tell(describe(settings, plan))
         return 0
+    if settings.plot_schedule is not None:
+        from ..preview.plot_schedule import plot_schedule
+
+        tell(plot_schedule(settings, plan, Path(settings.plot_schedule).expanduser(), say))
+        return 0
     if settings.check_plan:
         from ..preview.check_plan import check_plan
         from ..preview.check_plan_text import to_text

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from lmplay.errors import UserError
-from lmplay.optim.schedules import lr_factor
 from lmplay.plan.load import plan_from_json
 from lmplay.plan.names import OPTIMIZERS, SCHEDULES, Member, OptimizerRow, Schedule, in_words, objectives
 from lmplay.plan.schema import plan_schema
@@ -32,10 +31,9 @@ def test_a_schedule_is_one_row_in_one_file(monkeypatch):
     with pytest.raises(UserError, match='found "sqroot"'):
         stage(lr_schedule="sqroot")
     monkeypatch.setitem(SCHEDULES, "sqroot", Schedule("sqroot", "the root of what is left", lambda progress: math.sqrt(1 - progress), 0.0))
-    assert stage(lr_schedule="sqroot").schedule == "sqroot"
-    assert stage(lr_schedule={"name": "sqroot", "min_fraction": 0.5}).min_fraction == 0.5
-    assert lr_factor("sqroot", 100, 0.75) == 0.5
-    assert lr_factor("sqroot", 100, 0.75, min_fraction=0.5) == 0.75
+    assert stage(lr_schedule="sqroot").lr_schedule.in_words() == "sqroot"
+    assert stage(lr_schedule="sqroot").lr_schedule.at(0.75) == 0.5
+    assert stage(lr_schedule={"name": "sqroot", "min_fraction": 0.5}).lr_schedule.at(0.75) == 0.75
     with pytest.raises(UserError, match="Did you mean 'sqroot'"):
         stage(lr_schedule="sqrot")
 

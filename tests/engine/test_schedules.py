@@ -1,0 +1,110 @@
+"""Schedules of a stage in whole runs: what each step is trained with, and that a run that was stopped in any part goes on exactly."""
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import compare_runs, load, stop_at, train_plan, write_plan
+
+from lmplay.data.stage import StageData
+from lmplay.engine.components import LrSchedulersComponent
+
+MODEL = Path("out_gpt/gpt2ish_model.lmp")
+EXAMPLE = [{"name": "linear", "from": 0, "steps": 4}, {"name": "cosine", "to": 0.1, "steps": "rest"}, {"name": "linear", "to": 0, "samples": "25%"}]
+
+
+def stage(**keys):
+    return {"dataset": "rows.jsonl", "lr": 1e-3, "validation": {"samples": 3}, **keys}
+
+
+def column(name, stage="one", path=MODEL):
+    return load(path)["runner"]["state"]["step_stats"][stage]["train"]["rows"][name]
+
+
+def test_parts_of_a_stage(corpus, capsys):
+    write_plan(corpus, {"one": stage(steps=16, lr_schedule=EXAMPLE)})
+    text = train_plan(capsys)
+    assert "lr 0.001 linear from 0 to 1 (25%), then cosine to 0.1 (rest), then linear to 0 (25%)" in " ".join(text.split())
+    rates = column("lr")
+    assert rates[:5] == pytest.approx([0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3])
+    assert rates[8] == pytest.approx(0.55e-3)
+    assert rates[12:] == pytest.approx([0.1e-3, 0.075e-3, 0.05e-3, 0.025e-3])
+
+
+def test_a_stop_in_each_part_changes_nothing(corpus, capsys, monkeypatch):
+    """Parts in steps, samples and tokens, the rest, and a share at the end; a stage behind it begins anew."""
+    parts = [{"name": "linear", "from": 0, "steps": 2}, {"name": "polynomial", "to": 0.5, "samples": 8}, {"name": "linear", "to": 0.8, "tokens": 300},
+             {"name": "inverse_sqrt", "to": 0.2, "steps": "rest"}, {"name": "linear", "to": 0, "steps": "30%"}]
+    write_plan(corpus, {"one": stage(tokens=2000, lr_schedule=parts), "two": stage(steps=1, lr_schedule=parts[-2:])})
+    flags = ["--dropout", "0.1", "--validation-interval", 20]
+    train_plan(capsys, *flags, "--out-dir", "whole")
+    reached, original = [], LrSchedulersComponent.lr
+    monkeypatch.setattr(LrSchedulersComponent, "lr", lambda self, *given: (original(self, *given), reached.append(self.place.part))[0])
+    train_plan(capsys, *flags, "--out-dir", "again")
+    stops = [step for step, (before, part) in enumerate(itertools.pairwise(reached), 1) if before == part and reached[:step].count(part) == 1]
+    assert [reached[step] for step in stops] == [0, 1, 2, 3, 4]
+    stop_at(monkeypatch, stops)
+    for _ in stops:
+        train_plan(capsys, *flags, "--out-dir", "stopped", code=130)
+    train_plan(capsys, *flags, "--out-dir", "stopped")
+    assert compare_runs(corpus / "whole", corpus / "stopped") == []
+
+
+def test_a_plateau_goes_on_after_a_stop_with_what_validations_have_made_of_it(corpus, capsys, monkeypatch):
+    parts = [{"name": "plateau", "patience": 1, "factor": 0.5, "steps": "rest"}, {"name": "linear", "to": 0, "steps": "25%"}]
+    write_plan(corpus, {"one": stage(steps=16, lr=1.0, optimizer="sgd", lr_schedule=parts)})  # such a learning rate makes the loss worse
+    flags = ["--validation-interval", "2steps"]
+    train_plan(capsys, *flags, "--out-dir", "whole")
+    content = load(corpus / "whole" / MODEL.name)["runner"]["state"]["step_stats"]["one"]
+    losses = [total / count for total, count in zip(*(content["validate"]["rows"][name] for name in ("loss_sum", "n_tokens")), strict=True)]
+    rates = content["train"]["rows"]["lr"]
+    expected, best, factor = [1.0, 1.0], None, 1.0
+    for loss in losses[:6]:
+        factor *= 0.5 if best is not None and loss >= best else 1.0
+        best = loss if best is None else min(best, loss)
+        expected += [factor] * 2
+    assert expected[11] < 1
+    assert rates[:12] == expected[:12]
+    assert rates[12:] == pytest.approx([expected[12] * left / 4 for left in (4, 3, 2, 1)])
+    stop_at(monkeypatch, [5, 12])
+    for _ in range(2):
+        train_plan(capsys, *flags, "--out-dir", "stopped", code=130)
+    train_plan(capsys, *flags, "--out-dir", "stopped")
+    assert compare_runs(corpus / "whole", corpus / "stopped") == []
+
+
+def test_a_checkpoint_without_a_place_goes_on(corpus, capsys):
+    """As versions before parts wrote them."""
+    write_plan(corpus, {"one": stage(steps=8, lr_schedule="cosine")})
+    train_plan(capsys, "--out-dir", "whole")
+    train_plan(capsys, "--max-steps", 3, code=75)
+    content = load(MODEL)
+    del content["lr_schedulers"]["state"]["main"]["place"]
+    torch.save(content, MODEL)
+    train_plan(capsys)
+    assert column("lr") == column("lr", path=corpus / "whole" / MODEL.name)
+
+
+@pytest.mark.parametrize(("schedule", "needs"), [
+    (EXAMPLE, True), (EXAMPLE[:2], True), ([{"name": "constant", "steps": "5%"}, {"name": "constant", "steps": "rest"}], True), ("step", True),
+    ([EXAMPLE[0], {"name": "constant", "steps": "rest"}], False), ([EXAMPLE[0], {"name": "plateau", "steps": "rest"}], False), ("plateau", False)])
+def test_a_schedule_needs_a_length_where_it_depends_on_one(corpus, capsys, monkeypatch, schedule, needs):
+    monkeypatch.setattr(StageData, "length_is_known", False)
+    write_plan(corpus, {"one": stage(epochs=1, lr_schedule=schedule)})
+    text = train_plan(capsys, "--max-steps", 1, code=2 if needs else 75)
+    assert ("stage 'one': lr_schedule " in text and "needs a length that is known; give samples, tokens or steps" in text) == needs
+
+
+def test_changes_and_records_say_what_the_schedule_is(corpus, capsys):
+    write_plan(corpus, {"one": stage(steps=3), "two": stage(steps=20, lr_schedule=EXAMPLE)})
+    train_plan(capsys, "--max-steps", 2, code=75)
+    stages = json.loads((corpus / "out_gpt" / "gpt2ish_model_settings.json").read_text())["stages"]
+    assert (stages["one"]["schedule"], stages["one"]["min_fraction"], stages["one"]["warmup"]) == ("constant", 1.0, 40)
+    assert stages["two"]["schedule"] == "linear from 0 to 1 (20%), then cosine to 0.1 (rest), then linear to 0 (25%)"
+    assert stages["two"]["warmup"] == 0
+    assert "min_fraction" not in stages["two"]
+    write_plan(corpus, {"one": stage(steps=3), "two": stage(steps=20, lr_schedule=EXAMPLE[1:])})
+    text = " ".join(train_plan(capsys, code=0).split())
+    assert "stage 'two' (not begun): lr_schedule was" in text
+    assert '"from": 0' in text
