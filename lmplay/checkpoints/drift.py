@@ -14,7 +14,7 @@ from ..plan.settings import Settings, StageSettings, resolve_stage, settings_fro
 from . import format as checkpoint
 
 # Settings that are compared by stage, below flags and plan.
-_BY_STAGE = [flag.name for flag in FLAGS if flag.change is Change.BY_STAGE]
+_BY_STAGE = [*(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE), "weight_decay_schedule"]
 
 
 def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> list[str]:

@@ -147,6 +147,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if not data.length_is_known:
                 needing = [f"lr_schedule {settings.lr_schedule.in_words()}"] if settings.lr_schedule.needs_length else []
+                needing += ["weight_decay as a list of parts"] if settings.weight_decay_schedule is not None else []
                 needing += ["a warmup below 1"] if 0 < settings.warmup < 1 else []
                 faults.lines += [f"stage '{stage.name}': {key} needs a length that is known; give samples, tokens or steps." for key in needing]
             differences = _note_changes(found)

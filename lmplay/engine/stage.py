@@ -138,6 +138,8 @@ class StageRunner:
         random_before = torch_random_state()
         done = {unit: float(self.stats.totals[f"total_train_{unit}"]) for unit in UNITS}
         run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
+        if (decay := self.settings.weight_decay_schedule) is not None:
+            run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
         for attempt in self._budget.attempts(batch.longest):
             with run.interrupt.until_stopped(), attempt as tokens:
                 sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),

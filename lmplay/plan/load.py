@@ -190,7 +190,7 @@ def _stage_of_what_is_left(name: str, body: dict[str, Any], folder: Path) -> Sta
     left, gone = mended(body, lambda raw: [*_wrong_paths(raw, folder), *_found(*as_read(raw))])
     model, left = as_read(_map_paths(left, lambda _, path: _locate(path, folder)))
     parsed = model.model_validate(left)
-    stage = parsed if isinstance(parsed, Stage) else Stage.model_construct(**{**dict(parsed), "lr_schedule": None}, name=name, dataset=[])
+    stage = parsed if isinstance(parsed, Stage) else Stage.model_construct(**{**dict(parsed), "lr_schedule": None, "weight_decay": None}, name=name, dataset=[])
     return stage.model_copy(update={"optimizer": Optimizer.model_construct(name="")}) if "optimizer" in gone else stage
 
 

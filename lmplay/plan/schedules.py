@@ -59,7 +59,7 @@ class SchedulePart:
 
     def in_words(self) -> str:
         """Describe the part."""
-        ends = [f"{word} {value:g}" for word, value in (("from", self.start), ("to", self.end)) if value is not None]
+        ends = [f"{word} {value:g}" for word, value in (("from", self.start), ("to", None if self.name == "constant" else self.end)) if value is not None]
         settings = [f"{name} {', '.join(map(str, value)) if isinstance(value, (list, tuple)) else value}" for name, value in self.settings.items()]
         length = REST if self.unit == REST else f"{self.length * 100:.4g}%" if self.unit == _SHARE else f"{self.length:,g} {self.unit}"
         return " ".join([self.name, *ends, *settings, f"({length})"])
@@ -146,6 +146,9 @@ class Chain:
         over = place.stale + 1 >= part.settings["patience"]
         return replace(place, stale=0 if over else place.stale + 1, factor=place.factor * part.settings["factor"] if over else place.factor)
 
+    def __str__(self) -> str:
+        return self.in_words()
+
     def in_words(self) -> str:
         """Describe the schedule; one of a single shape by the name of that, and its settings."""
         if len(self.parts) > 1 or self.parts[0].start is not None:
@@ -166,17 +169,17 @@ class Chain:
     def _next(self, place: Place, now: Mapping[str, float | None]) -> tuple[int, dict[str, float]] | None:
         """Give the number of the part that comes next, and where it begins as far as that is exactly known; None where the one at hand goes on."""
         part, progress = self.parts[place.part], now["progress"]
-        behind = [(number, end) for number, end in enumerate(self._ends[:-1], self._n_leading + 1) if progress is not None and progress >= end]
-        if behind and place.part < behind[0][0]:
-            return behind[0][0], {"progress": behind[0][1]}
-        if place.part < self._n_leading:
-            key = "progress" if part.unit == _SHARE else part.unit
-            end, reached = getattr(place, key) + part.length, now[key]
-        elif place.part < len(self.parts) - 1:
-            key, end, reached = "progress", self._ends[place.part - self._n_leading], progress
-        else:
+        if place.part == len(self.parts) - 1:
             return None
-        return (place.part + 1, {key: end}) if reached is not None and reached >= end else None
+        key = part.unit if part.unit in UNITS else "progress"
+        end = self._ends[place.part - self._n_leading] if place.part >= self._n_leading else getattr(place, key) + part.length
+        reached = now[key]
+        if reached is not None and reached >= end:
+            return place.part + 1, {key: end}
+        first_behind = self._n_leading + 1
+        if place.part < first_behind < len(self.parts) and progress is not None and progress >= self._ends[0]:  # cut short
+            return first_behind, {"progress": self._ends[0]}
+        return None
 
     def _done(self, place: Place, now: Mapping[str, float | None]) -> float:
         """Give the share of the part at hand that is done."""

@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, PLATEAU, SCHEDULE_SETTINGS, SCHEDULES, in_words, objectives
+from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, PLATEAU, SCHEDULE_SETTINGS, SCHEDULES, VALUE_SCHEDULES, in_words, objectives
 from .options import FLAGS, MOST, Number
 from .schedules import REST, UNITS, Chain, ScheduleFault, chain_of
 
@@ -55,11 +55,11 @@ def flag_key(name: str, level: str, allowed: str = "", **more: Any) -> Any:
     """Make a field for a key that is a flag too: title and limits are those of the table of flags.
 
     :param level: where the key is, see :class:`lmplay.plan.options.Flag`.
-    :param allowed: what it may hold, in plain words, where that is not a number.
+    :param allowed: what it may hold, in plain words, where that is not just a number.
     :param more: other arguments of :func:`pydantic.Field`.
     """
     title, check = _FLAGS[name].keys[level], _FLAGS[name].check
-    return option(title, check.allowed_in_plan, **check.limits, **more) if isinstance(check, Number) else option(title, allowed, **more)
+    return option(title, check.allowed_in_plan, **check.limits, **more) if isinstance(check, Number) and not allowed else option(title, allowed, **more)
 
 
 def _one_of(names: Callable[[], Iterable[str]], other: re.Pattern[str] | None = None) -> AfterValidator:
@@ -119,6 +119,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1)]
 ScheduleName = Annotated[str, _one_of(lambda: SCHEDULES), WithJsonSchema({"type": "string", "enum": [*SCHEDULES]})]
+ValueScheduleName = Annotated[str, _one_of(lambda: VALUE_SCHEDULES), WithJsonSchema({"type": "string", "enum": [*VALUE_SCHEDULES]})]
 OptimizerName = Annotated[str, _one_of(lambda: OPTIMIZERS, CODE), WithJsonSchema(
     {"anyOf": [{"type": "string", "enum": [*OPTIMIZERS]}, {"type": "string", "pattern": f"^{CODE.pattern}$"}]})]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -208,31 +209,23 @@ class SourceSpec(Part):
             yield from ((key, f"found it on {kind.description}, allowed: only on other data sets") for key in kind.without if key in given)
 
 
-class LrSchedule(Part):
-    """How the learning rate changes: the shape of a whole stage, or, in a list, of a part of it."""
+class PartOfSchedule(Part):
+    """A part of a schedule: a shape, and a length."""
 
-    short_forms: ClassVar[dict[type, str]] = {str: "name"}
-
-    name: ScheduleName = Field(title="Shape", description=in_words([*SCHEDULES]))
-    from_: float | None = option("Where a part starts, as a factor of lr", "a number, 0 or more", ge=0, alias="from")
-    to: float | None = option("Where it ends, as a factor of lr", "a number, 0 or more", ge=0)
-    min_fraction: float | None = option("The same, for a whole stage", "a number from 0 to 1", ge=0, le=1)
+    from_: float | None = option("Where a part starts", "a number, 0 or more", ge=0, alias="from")
+    to: float | None = option("Where it ends", "a number, 0 or more", ge=0)
     steps: PartLength | None = option("Length of a part in optimizer steps", _PART_LENGTH)
     samples: PartLength | None = option("Length of a part in samples", _PART_LENGTH)
     tokens: PartLength | None = option("Length of a part in tokens", _PART_LENGTH)
     at: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)] | None = option(
         "Where step drops, as shares of the part", "a list of numbers between 0 and 1")
     power: float | None = option("Exponent of polynomial", "a number above 0", gt=0)
-    patience: Count | None = option("Validations without an improvement before plateau drops", "a whole number, 1 or more")
-    factor: float | None = option("What plateau drops by", "a number between 0 and 1", gt=0, lt=1)
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
         lengths = [key for key in UNITS if key in given]
         if len(lengths) > 1:
             yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(UNITS)}"
-        if "to" in given and "min_fraction" in given:
-            yield "min_fraction", "found it beside to, allowed: one of them"
         name = given.get("name")
         if name in SCHEDULES:
             takes = SCHEDULES[name].takes
@@ -240,6 +233,29 @@ class LrSchedule(Part):
                         for key in SCHEDULE_SETTINGS if key in given and key not in takes)
             if "to" in given and name == "constant":
                 yield "to", "found it with constant, allowed: from"
+
+
+class LrSchedule(PartOfSchedule):
+    """How the learning rate changes, in factors of lr: the shape of a whole stage, or, in a list, of a part of it."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "name"}
+
+    name: ScheduleName = Field(title="Shape", description=in_words([*SCHEDULES]))
+    min_fraction: float | None = option("Where it ends, for a whole stage", "a number from 0 to 1", ge=0, le=1)
+    patience: Count | None = option("Validations without an improvement before plateau drops", "a whole number, 1 or more")
+    factor: float | None = option("What plateau drops by", "a number between 0 and 1", gt=0, lt=1)
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts(given)
+        if "to" in given and "min_fraction" in given:
+            yield "min_fraction", "found it beside to, allowed: one of them"
+
+
+class ValuePart(PartOfSchedule):
+    """A part of a schedule of values."""
+
+    name: ValueScheduleName = Field(title="Shape", description=in_words([*VALUE_SCHEDULES]))
 
 
 class Optimizer(Part):
@@ -355,7 +371,10 @@ class Overrides(Part):
     warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
     optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
                                           '"settings": {...}}')
-    weight_decay: float | None = flag_key("weight_decay", "stage")
+    weight_decay: Annotated[
+        Annotated[float, Field(ge=0), Tag("[one]")] | Annotated[list[ValuePart], Field(min_length=1), Tag("[parts]")],
+        Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")
+    ] | None = flag_key("weight_decay", "stage", 'a number, 0 or more, or a list of parts such as {"name": ..., "from": ..., "to": ..., "steps": ...}')
     grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
         Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")
@@ -432,7 +451,13 @@ class Stage(StageBody):
     @property
     def lr_chain(self) -> Chain:
         """The schedule of the learning rate."""
-        return chain_of(_plain_parts(self.lr_schedule or "constant"), *self.length)
+        return chain_of(_plain_parts(LrSchedule, self.lr_schedule or "constant"), *self.length)
+
+    @property
+    def weight_decay_chain(self) -> Chain | None:
+        """The schedule of the weight decay; None where it does not change."""
+        parts = self.weight_decay
+        return chain_of(_plain_parts(ValuePart, parts), *self.length, values=True) if isinstance(parts, list) else None
 
     @classmethod
     def written_out(cls, value: Any) -> Any:
@@ -443,8 +468,10 @@ class Stage(StageBody):
         yield from super().conflicts(given)
         schedule = given.get("lr_schedule")
         in_a_list = isinstance(schedule, list) or not any(key.startswith("lr_schedule.") for key, _ in super().conflicts(given))
-        if in_a_list and (fault := _fault_of_schedule(schedule, given)):
+        if in_a_list and (fault := _fault_of_schedule(LrSchedule, schedule, given)):
             yield f"lr_schedule{fault.key}", fault.fault
+        if isinstance(given.get("weight_decay"), list) and (fault := _fault_of_schedule(ValuePart, given["weight_decay"], given)):
+            yield f"weight_decay{fault.key}", fault.fault
         sources = _listed(given.get("dataset"))
         if not given.keys().isdisjoint({"samples", "tokens", "steps"}) or not isinstance(sources, list):
             return
@@ -529,21 +556,21 @@ def _parts_of(schedule: Any) -> list[Any]:
     return schedule if isinstance(schedule, list) else [] if schedule is None else [schedule]
 
 
-def _plain_parts(schedule: Any) -> list[dict[str, Any]]:
+def _plain_parts(kind: type[PartOfSchedule], schedule: Any) -> list[dict[str, Any]]:
     """Write out the parts of a schedule, parsed or not yet; raises ValidationError."""
-    parts = [part if isinstance(part, LrSchedule) else LrSchedule.model_validate(part) for part in _parts_of(schedule)]
+    parts = [part if isinstance(part, kind) else kind.model_validate(part) for part in _parts_of(schedule)]
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
-def _fault_of_schedule(schedule: Any, stage: dict[str, Any]) -> ScheduleFault | None:
+def _fault_of_schedule(kind: type[PartOfSchedule], schedule: Any, stage: dict[str, Any]) -> ScheduleFault | None:
     """Find what does not add up in the schedule of a stage, parsed or not yet; faults in its parts are found elsewhere."""
     unit = next((unit for unit in LENGTHS if stage.get(unit) is not None), "epochs")
     length = stage.get(unit, 1.0)
     try:
         length = number(length) if isinstance(length, str) else length
-        parts = _plain_parts(schedule)
+        parts = _plain_parts(kind, schedule)
         if parts and isinstance(length, (int, float)) and length > 0:
-            chain_of(parts, unit, length)
+            chain_of(parts, unit, length, values=kind is ValuePart)
     except ScheduleFault as fault:
         return fault
     except ValueError:

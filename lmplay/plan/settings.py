@@ -184,8 +184,8 @@ class StageSettings:
     """The settings of one stage.
 
     `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `lr_schedule` gives its factor, `weight_decay` None = the
-    optimizer's default, `grad_clip` the largest norm of the gradient (0 = no limit),
-    `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
+    optimizer's default (with a `weight_decay_schedule`, which gives its values, the first of them), `grad_clip` the largest norm of the gradient (0 = no
+    limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
     optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
@@ -211,6 +211,7 @@ class StageSettings:
     optimizer_settings: dict[str, Any] = field(default_factory=dict)
     optimizer_rules: tuple[OptimizerRule, ...] = ()
     ema: float = 0.0
+    weight_decay_schedule: Chain | None = None
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begun_with: str | None = None) -> StageSettings:
@@ -228,15 +229,15 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
     if context_len > model_context_len:
         raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
                         f"lower it, or start a new model with --context-len {context_len}.")
-    stopping = stage.early_stopping
+    stopping, decay = stage.early_stopping, None if "weight_decay" in settings.explicit else stage.weight_decay_chain
     planned = stage.validation.samples if stage.validation is not None and "validation_samples" not in settings.explicit else None
     judged = planned or settings.validation_samples
     return StageSettings(
         choose("batch_size"), context_len, choose("lr"), stage.lr_chain,
-        choose("weight_decay"), choose("grad_clip"),
+        decay.at(0.0) if decay else choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
-        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema)
+        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay)
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

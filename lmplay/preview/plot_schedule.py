@@ -103,6 +103,8 @@ def _course(run: Settings, stage: OpenStage, pieces: float, tokens: float) -> Co
         lr.steps, lr.progress = round(share * steps), share if total is not None else None
         done = {"steps": share * steps, "samples": samples, "tokens": samples * tokens}
         course.samples.append(samples if total is not None else share)
+        if settings.weight_decay_schedule is not None:
+            decay = settings.weight_decay_schedule.at(share)
         values = lr.lr(settings, done), float(settings.batch_size), math.nan if decay is None else decay
         for name, value in zip(_PANELS, values, strict=True):
             course.values[name].append(value)

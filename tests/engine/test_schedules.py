@@ -1,6 +1,7 @@
 """Schedules of a stage in whole runs: what each step is trained with, and that a run that was stopped in any part goes on exactly."""
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from helpers import compare_runs, load, stop_at, train_plan, write_plan
 
 from lmplay.data.stage import StageData
 from lmplay.engine.components import LrSchedulersComponent
+from lmplay.optim.set import OptimizerSet
 
 MODEL = Path("out_gpt/gpt2ish_model.lmp")
 EXAMPLE = [{"name": "linear", "from": 0, "steps": 4}, {"name": "cosine", "to": 0.1, "steps": "rest"}, {"name": "linear", "to": 0, "samples": "25%"}]
@@ -108,3 +110,29 @@ def test_changes_and_records_say_what_the_schedule_is(corpus, capsys):
     text = " ".join(train_plan(capsys, code=0).split())
     assert "stage 'two' (not begun): lr_schedule was" in text
     assert '"from": 0' in text
+
+
+def test_weight_decay_by_parts(corpus, capsys, monkeypatch):
+    parts = [{"name": "linear", "from": 0, "to": 0.4, "steps": 4}, {"name": "constant", "from": 0.2, "steps": "rest"},
+             {"name": "cosine", "to": 0.6, "tokens": "25%"}]
+    write_plan(corpus, {"one": stage(steps=16, weight_decay=parts), "two": stage(steps=2, weight_decay=0.3)})
+    used, original = [], OptimizerSet.step
+    monkeypatch.setattr(OptimizerSet, "step", lambda self: (used.append({group["decays"]: group["weight_decay"] for group in self.param_groups}),
+                                                            original(self))[1])
+    flags = ["--dropout", "0.1", "--validation-interval", 20]
+    train_plan(capsys, *flags, "--out-dir", "whole")
+    expected = [0, 0.1, 0.2, 0.3, *[0.2] * 8, *(0.6 - 0.4 * (1 + math.cos(math.pi * done / 4)) / 2 for done in range(4)), 0.3, 0.3]
+    assert [groups[True] for groups in used] == pytest.approx(expected)
+    assert {groups[False] for groups in used} == {0.0}
+    record = json.loads((corpus / "whole" / "gpt2ish_model_settings.json").read_text())["stages"]
+    assert record["one"]["weight_decay"] == "linear from 0 to 0.4 (25%), then constant from 0.2 (rest), then cosine to 0.6 (25%)"
+    assert record["two"]["weight_decay"] == 0.3
+    stop_at(monkeypatch, [2, 6, 14])
+    for _ in range(3):
+        train_plan(capsys, *flags, "--out-dir", "stopped", code=130)
+    train_plan(capsys, *flags, "--out-dir", "stopped")
+    assert compare_runs(corpus / "whole", corpus / "stopped") == []
+    train_plan(capsys, *flags, "--max-steps", 2, code=75)
+    text = train_plan(capsys, *flags, "--weight-decay", "0", "--max-steps", 1, code=75)
+    assert "weight_decay_schedule linear from 0 to 0.4" in text
+    assert used[-1][True] == 0

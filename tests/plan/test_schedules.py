@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plan_files import faults, load, stage
 from torch.optim import lr_scheduler as reference
 
+from lmplay.plan.load import plan_from_json
 from lmplay.plan.names import SCHEDULES
 from lmplay.plan.schedules import Chain, Place
 from lmplay.plan.settings import Settings, resolve_stage
@@ -59,7 +60,7 @@ def of_torch(kind: Any, *arguments: Any, steps: int = STEPS, **options: Any) -> 
     ("polynomial", lambda: of_torch(reference.PolynomialLR, STEPS, 2.0)),
     ({"name": "polynomial", "power": 0.5}, lambda: of_torch(reference.PolynomialLR, STEPS, 0.5)),
     ("plateau", lambda: [1.0] * (STEPS + 1)),
-], ids=lambda value: None if callable(value) else str(value))
+], ids=str)
 def test_shapes_are_those_of_torch(schedule, expected):
     assert follow(chain(schedule)) == pytest.approx(expected(), abs=1e-9)
 
@@ -160,6 +161,7 @@ def test_parts_never_jump_and_end_where_they_should(names, weights, ends, rest):
     if rest >= len(names):
         parts.append({"name": "constant", "tokens": "rest"})
     found = follow(chain(parts), 2000)
+    assert [chain(parts).at(step / 2000) for step in range(0, 2001, 97)] == found[::97]
     steepest = 2000 * min(weights[:len(names)]) / total
     assert all(abs(after - before) <= 5 / steepest + 1e-6 for before, after in itertools.pairwise(found))
     assert found[-1] == pytest.approx(ends[len(names) - 1], abs=1e-6)
@@ -246,3 +248,29 @@ def test_a_schedule_in_words():
     assert chain("cosine").in_words() == "cosine"
     assert chain({"name": "step", "at": [0.25, 0.5]}).in_words() == "step at 0.25, 0.5"
     assert chain(EXAMPLE, tokens=5000).in_words() == "linear from 0 to 1 (20 steps), then cosine to 0.1 (rest), then linear to 0 (5%)"
+
+
+@pytest.mark.parametrize(("parts", "words"), [
+    ([part(to=1, steps="rest")], ["'weight_decay.from'", "found nothing", "allowed: the value that it starts at"]),
+    ([part(**{"from": 0}, steps="rest")], ["'weight_decay.to'", "found nothing", "allowed: the value that it ends at"]),
+    ([part(**{"from": 0}, to=1, tokens=4), part(to=0, steps="rest")], ["'weight_decay[0].tokens'",
+      "found 4, in a stage whose length is in steps", '"5%" or steps']),
+    ([part(**{"from": 0}, to=1, steps=4)], ["'weight_decay'", "found parts of 4% of the stage, allowed: 100% together"]),
+    ([part("plateau", **{"from": 1}, steps="rest")], ["'weight_decay[0].name'", 'found "plateau"', "allowed: constant, linear, cosine"]),
+    ([part(**{"from": 0}, to=-1, steps="rest")], ["'weight_decay[0].to'", "found -1", "a number, 0 or more"]),
+    ("linear", ["'weight_decay'", 'found "linear"', "allowed: a number, 0 or more, or a list of parts"]),
+    ([], ["'weight_decay'", "found []", "a list of parts such as"])])
+def test_weight_decay_that_does_not_add_up_is_refused_in_one_line(parts, words):
+    found = faults(stage(weight_decay=parts, steps=100))
+    assert len(found) == 1
+    assert all(word in found[0] for word in words), found[0]
+
+
+def test_weight_decay_by_parts():
+    plan = load(stage(weight_decay=[part(**{"from": 0.1}, to=0.3, samples=100), part("polynomial", to=0, power=3, steps="rest")], samples=400))
+    assert plan_from_json(plan.to_json()) == plan
+    used = resolve_stage(Settings(), plan.stages[0], 64)
+    assert used.weight_decay == 0.1
+    assert [used.weight_decay_schedule.at(share) for share in (0, 0.125, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.2, 0.3, 0.3 * (2 / 3) ** 3, 0])
+    typed = resolve_stage(Settings(weight_decay=0.5, explicit=frozenset({"weight_decay"})), plan.stages[0], 64)
+    assert (typed.weight_decay, typed.weight_decay_schedule) == (0.5, None)
