@@ -60,7 +60,7 @@ def of_torch(kind: Any, *arguments: Any, steps: int = STEPS, **options: Any) -> 
     ("polynomial", lambda: of_torch(reference.PolynomialLR, STEPS, 2.0)),
     ({"name": "polynomial", "power": 0.5}, lambda: of_torch(reference.PolynomialLR, STEPS, 0.5)),
     ("plateau", lambda: [1.0] * (STEPS + 1)),
-], ids=str)
+], ids=lambda value: None if callable(value) else str(value))
 def test_shapes_are_those_of_torch(schedule, expected):
     assert follow(chain(schedule)) == pytest.approx(expected(), abs=1e-9)
 
