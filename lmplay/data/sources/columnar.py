@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...hub import first_line
 from .base import BadRow, Row, Table
 from .spans import Spans, decoded, made_once
+from .written_out import WrittenOut
 
 if TYPE_CHECKING:
     import pyarrow
@@ -107,20 +108,23 @@ def open_parquet(path: Path, label: str, folder: Path, spans: Spans, refuse_byte
     :raises UserError: when it is damaged or there is no space.
     """
     import pyarrow
-    from pyarrow import parquet
 
     def convert(file: IO[bytes]) -> None:
-        with parquet.ParquetFile(path) as table, pyarrow.ipc.new_file(file, pyarrow.schema([schema.field(name) for name in chosen])) as arrow:
-            size = max(1, sum(table.metadata.row_group(i).total_byte_size for i in range(table.num_row_groups)))
-            for batch in table.iter_batches(max(1, min(_BATCH_ROWS, _BATCH_BYTES * table.metadata.num_rows // size)), columns=columns):
-                arrow.write_batch(batch.select(chosen))
+        about, groups = table.metadata, range(table.metadata.num_row_groups)
+        size = max(1, sum(about.row_group(i).total_byte_size for i in groups))
+        rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * about.num_rows // size))
+        with pyarrow.ipc.new_file(file, pyarrow.schema([table.schema.field(name) for name in chosen])) as arrow:
+            for batch in (batch for i in groups for batch in table.batches(i, columns, rows)):
+                for part in table.write_out(batch):
+                    arrow.write_batch(part.select(chosen))
 
     try:
-        schema = parquet.read_schema(path)
-        chosen = choose(schema.names)
-        columns = None if chosen == schema.names else chosen
+        table = WrittenOut(path, label, path.stat().st_size)
+        chosen = choose(table.schema.names)
+        columns = None if chosen == table.schema.names else chosen
         part = "" if columns is None else f"{crc32(repr(columns).encode()):08x}-"
         made = made_once(path, folder / "converted", f"{part}{path.stem}.arrow", convert, spans.index)
+        table.close()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(label, "Parquet", error) from None
     return ArrowTable(made, label, spans, refuse_bytes)

@@ -18,10 +18,11 @@ from .base import BadRow, Row, Stream, StreamedSource
 from .json_values import as_row
 from .remote import RemoteFile
 from .spans import decoded
+from .written_out import WrittenOut
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyarrow.parquet import FileMetaData, ParquetFile
+    from pyarrow.parquet import FileMetaData
 
 # The last bytes of a Parquet file that are read first: most footers fit.
 _FOOTER = 2**16
@@ -92,33 +93,36 @@ class _ParquetStream(_ShardStream):
         self._choose = choose
 
     def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
-        from pyarrow import parquet
-
         footer, window = _footer(file), _Window(file)
         with _Reading(file):
-            table = parquet.ParquetFile(window, metadata=footer)
-        columns = self._choose(table.schema_arrow.names)
+            table = WrittenOut(window, file.label, file.size, footer)
+        columns = self._choose(table.schema.names)
         while self._major < footer.num_row_groups:
             if self._minor < footer.row_group(self._major).num_rows:
                 window.hold(_stretches(footer, self._major, columns))
                 yield from self._read_group(file, table, columns)
             self._major, self._minor = self._major + 1, 0
 
-    def _read_group(self, file: RemoteFile, table: ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
+    def _read_group(self, file: RemoteFile, table: WrittenOut, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Give the rows of a row group from the position in it on."""
         skip = self._minor
         with _Reading(file):
-            batches = table.iter_batches(batch_size=_BATCH_ROWS, row_groups=[self._major], columns=columns, use_threads=False)
+            batches = table.batches(self._major, columns, _BATCH_ROWS)
         while True:
             with _Reading(file):
                 batch = next(batches, None)
             if batch is None:
                 return
-            with _Reading(file):
-                rows = batch.slice(min(skip, batch.num_rows)).to_pylist()
-            for row in rows:
-                self._minor += 1
-                yield row
+            parts = table.write_out(batch.slice(min(skip, batch.num_rows)))
+            while True:
+                with _Reading(file):
+                    part = next(parts, None)
+                    rows = [] if part is None else part.to_pylist()
+                if part is None:
+                    break
+                for row in rows:
+                    self._minor += 1
+                    yield row
             skip = max(0, skip - batch.num_rows)
 
 

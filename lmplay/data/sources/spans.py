@@ -30,7 +30,7 @@ _BLOCK = 1 << 20
 # The size of a file, its time of writing and its number.
 Stamp = tuple[int, int, int]
 # What is made of a file (unpacked, converted) may have this many bytes, or this many times its own size if that is more: text packs 3 to 30 times.
-_MADE, _TIMES = 1 << 30, 100
+MADE, TIMES = 1 << 30, 100
 # Bytes of a disk that stay free for others: a twentieth of it, at most this many; and the bytes that are written between two looks at it.
 _SPARE, _LOOK_AT_DISK = 1 << 30, 1 << 24
 # How many files are held open: far below the usual limit of a process (256 on macOS, 1024 on Linux).
@@ -271,7 +271,7 @@ class _Bounded:
 
     def __init__(self, file: IO[bytes], original: Path, folder: Path, update: Callable[[int], object]):
         self._file, self._original, self._folder, self._update = file, original, folder, update
-        self._most = max(_MADE, _TIMES * original.stat().st_size)
+        self._most = max(MADE, TIMES * original.stat().st_size)
         self._written = self._looked = 0
 
     def write(self, data: bytes) -> int:

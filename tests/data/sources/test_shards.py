@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hub_rows import ROWS, as_lines, hub_set, write_parquet
+from hub_rows import ROWS, LocalFile, as_lines, hub_set, write_parquet
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,23 +14,9 @@ from lmplay.data.reader import Order, open_reader
 from lmplay.data.roles import needed_columns
 from lmplay.data.samples import choose_reading
 from lmplay.data.sources import hub, shards
-from lmplay.data.sources.remote import RemoteFile
 from lmplay.data.sources.shards import ShardedSource
 from lmplay.data.stream import Length, SampleStream
 from lmplay.errors import UserError
-
-
-class LocalFile(RemoteFile):
-    """A file that is read from memory, as if from the hub."""
-
-    def __init__(self, data: bytes):
-        super().__init__("o/n", "o/n", "main", "file")
-        self._size = len(data)
-        self.data, self.read_bytes = data, 0
-
-    def read(self, start, end):
-        self.read_bytes += len(self.data[start:end])
-        return self.data[start:end]
 
 
 def in_memory(form: str, parts: list[list[dict]], group: int, folder: Path) -> ShardedSource:

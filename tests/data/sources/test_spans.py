@@ -144,7 +144,7 @@ def test_a_digest_is_of_all_bytes_of_a_file_and_of_many_stretches_of_a_huge_one(
 
 @pytest.mark.parametrize("form", ["gz", "zst", "parquet"])
 def test_a_small_file_that_holds_very_much_is_refused_and_leaves_nothing(tmp_path, folder, monkeypatch, form):
-    monkeypatch.setattr("lmplay.data.sources.spans._MADE", 1 << 20)
+    monkeypatch.setattr("lmplay.data.sources.spans.MADE", 1 << 20)
     data = b'{"text": "aaaa aaaa aaaa"}\n' * 100_000
     path = tmp_path / f"a.jsonl.{form}"
     if form == "parquet":
