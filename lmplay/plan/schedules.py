@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ..errors import UserError
 from .names import PLATEAU, SCHEDULES
 
 UNITS = ("steps", "samples", "tokens")
@@ -112,7 +113,10 @@ class Chain:
 
         :param place: where the schedule was.
         :param now: `progress` of the stage (None = unknown), and its `steps`, `samples` and `tokens` so far.
+        :raises UserError: when the place is none of this schedule, as in a damaged file.
         """
+        if place.part >= len(self.parts):
+            raise UserError(f"lr_schedulers: the file is at part {place.part + 1} of a schedule of {len(self.parts)}; it is damaged, or of another plan.")
         while (found := self._next(place, now)) is not None:
             number, ended = found
             start = self.parts[number].start

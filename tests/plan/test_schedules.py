@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plan_files import faults, load, stage
 from torch.optim import lr_scheduler as reference
 
+from lmplay.errors import UserError
 from lmplay.plan.load import plan_from_json
 from lmplay.plan.names import SCHEDULES
 from lmplay.plan.schedules import Chain, Place
@@ -274,3 +275,8 @@ def test_weight_decay_by_parts():
     assert [used.weight_decay_schedule.at(share) for share in (0, 0.125, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.2, 0.3, 0.3 * (2 / 3) ** 3, 0])
     typed = resolve_stage(Settings(weight_decay=0.5, explicit=frozenset({"weight_decay"})), plan.stages[0], 64)
     assert (typed.weight_decay, typed.weight_decay_schedule) == (0.5, None)
+
+
+def test_a_place_of_another_schedule_is_refused():
+    with pytest.raises(UserError, match="the file is at part 8 of a schedule of 1"):
+        chain("linear").move(Place(part=7), {"progress": 0.5})
