@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class RMSNorm(nn.RMSNorm):
-    """Torch's RMSNorm with a faster backward pass on a CPU, where torch has no kernel for it: 3.3 instead of 8.6 ms for 2,048 positions of width 256.
+    """Torch's RMSNorm with a faster backward pass on a CPU, where torch has no kernel for it.
 
     The result has the type of the input, also under autocast; numbers are float32 (float64 for float64 input) in between.
     """
