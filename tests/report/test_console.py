@@ -78,7 +78,7 @@ def test_errors_and_stops_are_objects_and_logged_too(folder, capsys, monkeypatch
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk to write to")
 def test_a_log_file_that_cannot_be_written_is_told_of_once(folder, capsys, monkeypatch):
-    monkeypatch.setattr("lmplay.report.console.open", lambda path, mode: open("/dev/full", mode), raising=False)  # noqa: SIM115
+    monkeypatch.setattr("lmplay.report.console.open", lambda path, mode, **_: open("/dev/full", mode), raising=False)  # noqa: SIM115
     text = train(capsys, "--quiet")
     assert text.count("WARNING") == 1
     assert f"WARNING: {LOG} cannot be written (No space left on device)" in text
