@@ -98,6 +98,7 @@ def said(monkeypatch):
     """The lines that are said while the hub is waited for."""
     lines: list[str] = []
     monkeypatch.setattr(hub_module.waiting, "say", lines.append)
+    monkeypatch.setattr(hub_module.waiting, "stopped", lambda: False)  # a run in this process may have left its own
     return lines
 
 
