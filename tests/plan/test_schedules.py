@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_files import faults, load, stage
 from torch.optim import lr_scheduler as reference
@@ -153,6 +153,7 @@ def test_parts_that_are_counted_need_no_length():
 PARTS = st.lists(st.sampled_from(["linear", "cosine", "wsd", "polynomial"]), min_size=1, max_size=4)
 
 
+@settings(max_examples=30)
 @given(names=PARTS, weights=st.lists(st.integers(1, 20), min_size=4, max_size=4), ends=st.lists(st.floats(0, 1), min_size=4, max_size=4),
        rest=st.integers(-1, 3))
 def test_parts_never_jump_and_end_where_they_should(names, weights, ends, rest):
