@@ -34,7 +34,10 @@ class Stop(KeyboardInterrupt):
         self.exit_code = exit_code
 
 
-def listen(program: str, message: str = "stopped before it began; nothing has been changed, and the same command goes on") -> None:
+NOT_BEGUN = "stopped before it began; nothing has been changed, and the same command goes on"
+
+
+def listen(program: str, message: str = NOT_BEGUN) -> None:
     """From here on a request to stop ends the process at once with its documented code; one to save is ignored, as there is nothing to save.
 
     :param program: its name, for the message.
@@ -65,10 +68,23 @@ def raise_stop() -> None:
     _take(stop)
 
 
-def be_deaf() -> None:
-    """From here on requests to stop are ignored: there is nothing left but the end of the process."""
-    for number in taken():
-        signal.signal(number, signal.SIG_IGN)
+def heard(program: str, message: str, argv: list[str] | None, load: Callable[[], Callable[[list[str] | None], int]]) -> int:
+    """Run a program that saves nothing: it hears signals first, then imports what is heavy.
+
+    :param program: its name, for the message.
+    :param message: see :func:`listen`.
+    :param argv: arguments; None = those of the process, which then ends with this call.
+    :param load: imports what the program does, and returns it.
+    :return: the exit code.
+    """
+    if argv is not None:
+        return load()(argv)
+    listen(program, message)
+    try:
+        return load()(None)
+    finally:
+        for number in taken():  # there is nothing left but the end of the process
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _take(handler: Callable[[int, FrameType | None], None]) -> None:

@@ -407,6 +407,7 @@ class _Optimizer(_Base):
 
 class _Kind(_Base):
     optimizer: str
+    settings: NotRequired[Annotated[dict[str, Any], AfterValidator(_no_tensors)]]
 
 
 class _Optimizers(_Base):

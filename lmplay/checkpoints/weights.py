@@ -19,16 +19,22 @@ from .best import best_names
 from .format import FORMAT, read, stage_file, versions, write
 
 
-def check_target(settings: Settings, path: Path, stages: Sequence[str]) -> None:
+def check_target(settings: Settings, path: Path, stages: Sequence[str], averaged: bool = False) -> None:
     """Check before training that the file can be written, and that it is no file of a run.
 
     :param path: the model file.
     :param stages: of the plan.
+    :param averaged: whether there will be a second file, see :func:`save_weights`.
     :raises UserError: when it cannot, or is one.
     """
     target = _target(settings)
-    if target is None:
-        return
+    if target is not None:
+        for file in (target, _raw(target))[:1 + averaged]:
+            _check(file, path, stages)
+
+
+def _check(target: Path, path: Path, stages: Sequence[str]) -> None:
+    """Check one of the files of :func:`check_target`."""
     try:
         check_is_file(target)
     except NotAFile as error:
@@ -53,7 +59,7 @@ def save_weights(settings: Settings, model: Callable[[], dict[str, Any]], optimi
         with optimizers.averaged() if optimizers is not None else nullcontext(False) as is_averaged:
             _write(target, model())
         if is_averaged:
-            _write(target.with_stem(f"{target.stem}_raw"), model())
+            _write(_raw(target), model())
     return target
 
 
@@ -64,6 +70,11 @@ def _write(target: Path, model: dict[str, Any]) -> None:
         write(target, {"format": FORMAT, "versions": versions(), "model": for_use(model)})
     except OSError as error:
         raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
+
+
+def _raw(target: Path) -> Path:
+    """Name the file of the weights themselves, beside that of their averages."""
+    return target.with_stem(f"{target.stem}_raw")
 
 
 def _holds_run(target: Path) -> bool:

@@ -75,7 +75,11 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         _, source_name = split_name(experiment.name)
-        opened = _open_source(source_name) if source_name else {}
+        opened = {}
+        if source_name:
+            from ..exp.hf import open_source
+
+            opened = open_source(source_name)
         args, chosen = settings.model_args(plan, own_defaults(experiment) | opened)
         args |= {name: value for name, value in opened.items() if name not in MODEL_KEYS}
         accepted = accepted_settings(experiment)
@@ -92,13 +96,6 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
                         "or choose another --model file for a new one.")
     weights = stored["model"]["state"]
     return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), (lambda: weights) if source is not path else None, weights)
-
-
-def _open_source(source: str) -> dict[str, Any]:
-    """Read what a model of transformers is, see :func:`lmplay.exp.hf.open_source`."""
-    from ..exp.hf import open_source
-
-    return open_source(source)
 
 
 def _weights_of(experiment: str) -> Callable[[], dict[str, Any]] | None:

@@ -208,7 +208,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         lock.take()
         prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
         runtime, ahead, stages = check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults())
-        check_target(ahead.settings, path, [stage.name for stage in plan.stages])
+        averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())
+        check_target(ahead.settings, path, [stage.name for stage in plan.stages], averaged)
         if ahead.stored is not None and ahead.curriculum.is_done:
             _already_done(ahead, report)
             return None
@@ -441,7 +442,8 @@ def _make_optimizers(ahead: Outline, stages: list[OpenStage], module: nn.Module)
     first = stages[0].settings
     if stored is None or ahead.stored is None:
         return optimizers_of(first, module)
-    same = first if first.optimizer == stored else replace(first, optimizer=stored, optimizer_settings={})
+    # as they were built, also where this stage has other settings: it begins without state then, as it would without a stop
+    same = replace(first, optimizer=stored, optimizer_settings=next(iter(ahead.stored["optimizers"]["state_args"].values())).get("settings", {}))
     return build_like(ahead.stored["optimizers"]["state"], partial(optimizers_of, same, module))
 
 

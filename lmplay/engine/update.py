@@ -23,9 +23,10 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     """
     runtime, parameters = model.runtime, list(model.raw.parameters())
     runtime.ranks.sum_gradients(parameters)
+    scaled: Any = optimizers
     # Parts that skip by themselves would update half a model, and a fused kernel that skips its first step leaves its state undefined.
-    alone = len(optimizers) == 1 and optimizers.average is None and optimizers.can_skip_on_device()
-    scaled: Any = next(iter(optimizers)) if alone else optimizers
+    if runtime.scaler.is_enabled() and len(optimizers) == 1 and optimizers.average is None and optimizers.can_skip_on_device():
+        scaled = next(iter(optimizers))
     try:
         runtime.scaler.unscale_(scaled)
         grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])

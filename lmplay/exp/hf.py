@@ -196,7 +196,7 @@ def _config_of(config: dict[str, Any]) -> PretrainedConfig:
 
 
 def _check_sizes(config: PretrainedConfig, vocab_size: int, context_len: int) -> None:
-    """Refuse a tokenizer or a length that the model has no room for; raises UserError."""
+    """Refuse a tokenizer with more tokens, and a length with more positions, than the model has; raises UserError."""
     text, faults = config.get_text_config(), []
     if vocab_size > text.vocab_size:
         faults.append(f"experiment hf: the tokenizer has {vocab_size:,} tokens, and the model {text.vocab_size:,}; leave --tokenizer out to take the "

@@ -56,14 +56,7 @@ class Modern(nn.Module):
         """
         super().__init__()
         check_sizes(vocab_size, context_len, num_blocks, embed_dim, num_heads, dropout, num_kv_heads=num_kv_heads, hidden_dim=hidden_dim)
-        if mlp not in MLPS:
-            raise UserError(f"mlp {mlp}: allowed is one of {', '.join(MLPS)}.{nearest(mlp, MLPS)}")
-        if not 0 <= value_embeddings <= num_blocks // 2:
-            raise UserError(f"value_embeddings {value_embeddings}: must be from 0 to half of the {num_blocks} blocks.")
-        if not head_std >= 0:
-            raise UserError(f"head_std {head_std:g}: must be 0 or more.")
-        if not embedding_std > 0:
-            raise UserError(f"embedding_std {embedding_std:g}: must be above 0.")
+        _check_settings(mlp, value_embeddings, num_blocks, head_std, embedding_std)
         norm = partial(RMSNorm, eps=_EPSILON, elementwise_affine=norm_weights)
         mirrored = {number: min(number, num_blocks - 1 - number) for number in range(num_blocks)}
         self._value_table = {number: table for number, table in mirrored.items() if table < value_embeddings}
@@ -133,3 +126,14 @@ class Modern(nn.Module):
             elif parameter.ndim > 1:
                 bound = (3 / parameter.shape[1]) ** 0.5
                 nn.init.uniform_(parameter, -bound, bound)
+
+
+def _check_settings(mlp: str, value_embeddings: int, num_blocks: int, head_std: float, embedding_std: float) -> None:
+    """Refuse settings that are unknown or out of range; raises UserError with all faults."""
+    faults = {
+        f"mlp {mlp}: allowed is one of {', '.join(MLPS)}.{nearest(mlp, MLPS)}": mlp not in MLPS,
+        f"value_embeddings {value_embeddings}: must be from 0 to half of the {num_blocks} blocks.": not 0 <= value_embeddings <= num_blocks // 2,
+        f"head_std {head_std:g}: must be 0 or more.": not head_std >= 0,
+        f"embedding_std {embedding_std:g}: must be above 0.": not embedding_std > 0}
+    if found := [fault for fault, is_wrong in faults.items() if is_wrong]:
+        raise UserError(*found)

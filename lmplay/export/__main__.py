@@ -2,25 +2,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from ..signals import be_deaf, listen
+from ..signals import heard
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write a model for other programs.
+    """Write a model for other programs; see :func:`lmplay.export.command.run`."""
+    return heard("lmp_export", "stopped", argv, _load)
 
-    :param argv: arguments; None = those of the process, which then ends with this call.
-    :return: the exit code, see :func:`lmplay.export.command.run`.
-    """
-    if argv is None:
-        listen("lmp_export", "stopped")
+
+def _load() -> Callable[[list[str] | None], int]:
     from .command import run
 
-    try:
-        return run(argv)
-    finally:
-        if argv is None:
-            be_deaf()
+    return run
 
 
 if __name__ == "__main__":

@@ -2,25 +2,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from ..signals import be_deaf, listen
+from ..signals import NOT_BEGUN, heard
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write texts.
+    """Write texts; see :func:`lmplay.generate.command.run`."""
+    return heard("lmp_generator", NOT_BEGUN, argv, _load)
 
-    :param argv: arguments; None = those of the process, which then ends with this call.
-    :return: the exit code, see :func:`lmplay.generate.command.run`.
-    """
-    if argv is None:
-        listen("lmp_generator")
+
+def _load() -> Callable[[list[str] | None], int]:
     from .command import run
 
-    try:
-        return run(argv)
-    finally:
-        if argv is None:
-            be_deaf()
+    return run
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError, nearest
-from ..plan.names import CODE, OPTIMIZER_SETTINGS, OPTIMIZERS, Member, OptimizerRow, optimizer_row
+from ..plan.names import CODE, OPTIMIZERS, Member, OptimizerRow, optimizer_row
 from ..plan.schema import OptimizerRule
 from ..plan.settings import StageSettings
 from .average import WeightAverage
@@ -101,9 +101,8 @@ def _build(row: OptimizerRow, member: Member, kind: type[torch.optim.Optimizer],
     if all(parameter.device.type in member.fused_on for parameter in model.parameters()):
         arguments["fused"] = True
     groups = parameter_groups(model, default_decay if weight_decay is None else weight_decay, member.parameters, by_name, among)
-    own = {"lr", "weight_decay", "params", *OPTIMIZER_SETTINGS} & settings.keys()
-    wrong = [f"settings: found '{key}', which has a key of its own" for key in sorted(own)] if row.takes or own & {"lr", "weight_decay", "params"} else []
-    if any(taken.kind is taken.VAR_KEYWORD for taken in takes.values()) is False:
+    wrong = [f"settings: found '{key}', which has a key of its own" for key in sorted({"params", "lr", "weight_decay", *row.takes} & settings.keys())]
+    if not any(taken.kind is taken.VAR_KEYWORD for taken in takes.values()):
         wrong += [f"settings: {kind.__name__} has no '{key}'.{nearest(key, takes)} It takes: {', '.join(takes)}" for key in settings.keys() - takes.keys()]
     if wrong:
         raise UserError(*(f"optimizer {row.name}: {fault}." for fault in wrong))

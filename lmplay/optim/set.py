@@ -170,7 +170,8 @@ class OptimizerSet:
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {name: {"optimizer": self.kind} for name in self._kept}
+        settings = {"settings": self.settings} if self.settings else {}
+        return {name: {"optimizer": self.kind, **settings} for name in self._kept}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`; the state of each member by its name."""

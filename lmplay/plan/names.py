@@ -35,14 +35,13 @@ OPTIMIZER_SETTINGS = ("betas", "eps", "momentum")
 
 
 class OptimizerRow(NamedTuple):
-    """An optimizer that `--optimizer` can name; its description says what differs from torch's defaults (may be empty).
+    """An optimizer that `--optimizer` can name.
 
     `weight_decay` is the default (None = that of its class); `takes` are the settings that have a flag and a plan key, with their values unless somebody
     changes them; and `package` is what has to be installed for it (lmplay's extra `optimizers` brings it).
     """
 
     name: str
-    description: str
     weight_decay: float | None
     members: tuple[Member, ...]
     takes: Mapping[str, Any] = MappingProxyType({})
@@ -72,25 +71,25 @@ class Objective(Plugin):
     chosen_by: ClassVar[str] = "objective"
 
 
-# Weight decay is decoupled in adamw, muon, lion, schedulefree and adamw8bit, and added to the gradient in the others.
+# Weight decay is added to the gradient in adam, adagrad, sgd and rmsprop, and decoupled in the others.
 # Fused on a CPU: 1.0 instead of 4.4 ms a step for adamw on 2 million parameters and 2 threads (adam alike, adagrad 0.9 for 2.8, sgd 0.6 for 1.4).
 # muon: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; its steps are scaled to the size of AdamW's, so that one learning rate
 # and one weight decay serve both: Liu et al. 2025, "Muon is Scalable for LLM Training", which has the weight decay of 0.1 and the betas, too.
 # lion: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms".  schedulefree: Defazio et al. 2024, "The Road Less Scheduled".
 OPTIMIZERS = {row.name: row for row in (
-    OptimizerRow("adamw", "", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
-    OptimizerRow("adam", "", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
-    OptimizerRow("adagrad", "", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), {"eps": 1e-10}),
-    OptimizerRow("sgd", "momentum 0.9", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), {"momentum": 0.9}),
-    OptimizerRow("rmsprop", "", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}),
-    OptimizerRow("muon", "Muon for matrices, AdamW for the rest", 0.1, (
+    OptimizerRow("adamw", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adam", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adagrad", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), {"eps": 1e-10}),
+    OptimizerRow("sgd", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), {"momentum": 0.9}),
+    OptimizerRow("rmsprop", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}),
+    OptimizerRow("muon", 0.1, (
         Member("torch.optim:Muon", {"adjust_lr_fn": "match_rms_adamw"}, (), 1, "matrices"),
         Member("torch.optim:AdamW", {"betas": (0.9, 0.95)}, ("cpu", "cuda"), 2, "others")), {"momentum": 0.95, "betas": (0.9, 0.95)}),
-    OptimizerRow("adafactor", "", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),)),
-    OptimizerRow("lion", "", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
-    OptimizerRow("schedulefree", "AdamW without a schedule", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2),),
+    OptimizerRow("adafactor", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),)),
+    OptimizerRow("lion", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
+    OptimizerRow("schedulefree", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree"),
-    OptimizerRow("adamw8bit", "AdamW with a state of 8 bits", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5),),
+    OptimizerRow("adamw8bit", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes"))}
 
 # The class of an optimizer that is not in the table.
@@ -99,7 +98,7 @@ CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def optimizer_row(name: str) -> OptimizerRow:
     """Give the row of an optimizer; for ``module:Class`` one that has what the class says. Raises KeyError when there is none."""
-    return OptimizerRow(name, "", None, (Member(name, {}, (), 2),)) if CODE.fullmatch(name) else OPTIMIZERS[name]
+    return OptimizerRow(name, None, (Member(name, {}, (), 2),)) if CODE.fullmatch(name) else OPTIMIZERS[name]
 
 
 # The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
@@ -118,7 +117,7 @@ SCHEDULES = {row.name: row for row in (
              0.01, {"at": (0.5, 0.75)}, by_ratio=True),
     Schedule("polynomial", "a power of what is left", lambda progress, power: (1 - progress) ** power, 0.0, {"power": 2.0}),
     Schedule(PLATEAU, "drops by `factor` after `patience` validations without an improvement", None, 0.0, {"patience": 3, "factor": 0.5}))}
-# What a schedule of weight decay or batch size can be: it depends on the progress alone.
+# What a schedule of weight decay can be: it depends on the progress alone.
 VALUE_SCHEDULES = tuple(name for name in SCHEDULES if name != PLATEAU)
 SCHEDULE_SETTINGS = tuple(dict.fromkeys(setting for row in SCHEDULES.values() for setting in row.takes))
 

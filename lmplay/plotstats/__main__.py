@@ -2,25 +2,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
-from ..signals import be_deaf, listen
+from ..signals import heard
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw statistics.
+    """Draw statistics; see :func:`lmplay.plotstats.command.run`."""
+    return heard("lmp_plotstats", "stopped", argv, _load)
 
-    :param argv: arguments; None = those of the process, which then ends with this call.
-    :return: the exit code, see :func:`lmplay.plotstats.command.run`.
-    """
-    if argv is None:
-        listen("lmp_plotstats", "stopped")
+
+def _load() -> Callable[[list[str] | None], int]:
     from .command import run
 
-    try:
-        return run(argv)
-    finally:
-        if argv is None:
-            be_deaf()
+    return run
 
 
 if __name__ == "__main__":

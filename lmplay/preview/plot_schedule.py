@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Pieces and tokens of a sample are means of the first ones.
 _LOOKED_AT = 200
-# A stage with more steps than this is drawn at so many places.
+# A stage with more steps than this is drawn at this number of places.
 _MOST_POINTS = 2000
 # A stage whose length is not known is drawn up to this step, at least.
 _SOME_STEPS = 200

@@ -72,3 +72,15 @@ def test_the_code_that_a_checkpoint_names_is_not_run(corpus, capsys):
     assert "code that a file names is run only if it is trusted" in train_plan(capsys, code=2)
     train_plan(capsys, "--optimizer", "torch.optim:NAdam", "--max-steps", 1, code=75)
     train_plan(capsys, "--trust-config")
+
+
+def test_the_file_of_the_weights_never_replaces_that_of_a_run(corpus, capsys):
+    write_plan(corpus, {"one": {**STAGE, "steps": 2}})
+    train_plan(capsys, "--model", "m_raw")
+    before = Path("out_gpt/m_raw.lmp").read_bytes()
+    for more in (["--ema", 0.9], ["--optimizer", "schedulefree"]):
+        text = train_plan(capsys, *more, "--model", "other", "--save-weights-only", "m.lmp", "--reset-history", code=2)
+        assert "--save-weights-only" in text
+        assert "m_raw.lmp: is a file of a run; give another file." in text
+    assert Path("out_gpt/m_raw.lmp").read_bytes() == before
+    train_plan(capsys, "--model", "other", "--save-weights-only", "m.lmp", "--reset-history")  # which has no averages

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import compare_runs, load, stop_at, train_plan, write_plan
 
 MODEL = Path("out_gpt/gpt2ish_model.lmp")
@@ -76,3 +77,19 @@ def test_a_begun_stage_keeps_its_rules(corpus, capsys):
     train_plan(capsys, "--max-steps", 2, code=75)
     write_plan(corpus, {"$optimizer": RULES[:1], "one": STAGE, "two": STAGE})
     assert "stage 'one' has been begun and differs in this plan: optimizer_rules was" in train_plan(capsys, code=2)
+
+
+def test_a_stage_with_other_settings_begins_without_state_after_a_stop_too(corpus, capsys):
+    def muon(steps):
+        return {**STAGE, "optimizer": {"name": "muon", "settings": {"ns_steps": steps}}}
+
+    stages = {"one": muon(5), "two": muon(2)}
+    write_plan(corpus, stages)
+    train_plan(capsys, "--out-dir", "whole")
+    write_plan(corpus, {"one": stages["one"]})
+    train_plan(capsys, "--out-dir", "stopped")
+    write_plan(corpus, stages)
+    train_plan(capsys, "--out-dir", "stopped")
+    whole, stopped = (load(corpus / out / "gpt2ish_model.lmp") for out in ("whole", "stopped"))
+    assert [content["optimizers"]["state"]["matrices"]["param_groups"][0]["ns_steps"] for content in (whole, stopped)] == [2, 2]
+    assert all(map(torch.equal, whole["model"]["state"].values(), stopped["model"]["state"].values()))
