@@ -57,7 +57,7 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     parts = dict(_parts(name, model, lr, weight_decay, by_name, settings or {}, rest))
     for rule, among in zip(rules, followed, strict=True):
         same = rule.kind in (None, name)
-        for key, part in _parts(name if same else str(rule.kind), model, lr * rule.lr, rule.weight_decay if rule.weight_decay is not None else weight_decay,
+        for key, part in _parts(name if same else str(rule.kind), model, lr, rule.weight_decay if rule.weight_decay is not None else weight_decay,
                                 by_name, (settings or {}) if same else {}, among):
             if any(group["params"] for group in part.optimizer.param_groups):
                 parts[f"{key} {rule.name}"] = part._replace(lr_factor=part.lr_factor * rule.lr, weight_decay=rule.weight_decay, takes_options=same)

@@ -27,6 +27,8 @@ def test_it_resumes_exactly_over_stages(corpus, capsys, monkeypatch, optimizer, 
     for code in (130, 130, 0):
         train_plan(capsys, *flags, "--out-dir", "stopped", code=code)
     assert compare_runs(corpus / "whole", corpus / "stopped") == []
+    averages = load(corpus / "whole" / "gpt2ish_model.lmp")["optimizers"]["state"].get("ema", {"state": {}})["state"]
+    assert {one["step"] for one in averages.values()} == ({16} if ema else set())  # over both stages
 
 
 def test_the_average_is_judged_and_used_and_the_training_is_the_same(corpus, capsys):

@@ -58,7 +58,11 @@ def test_a_run_begins_with_the_weights_and_resumes_without_the_folder(corpus, ca
     state = load(corpus / "whole" / "hf_tiny_model.lmp")["model"]["state"]
     assert all(torch.equal(value, state[f"causal.{name}"]) for name, value in model.state_dict().items())
     assert transformers.AutoTokenizer.from_pretrained("written")("A cat")["input_ids"]
+    (corpus / "written" / "mine.txt").write_text("kept")
     assert export(["written", "--model", "whole/hf_tiny_model.lmp"]) == 2
+    assert "lmp_export: written: is there and not empty" in capsys.readouterr().err
+    assert (corpus / "written" / "mine.txt").read_text() == "kept"
+    assert not [*corpus.glob(".written*")]
 
 
 def test_the_first_loss_is_that_of_its_weights(corpus, capsys, folder):

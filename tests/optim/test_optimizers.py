@@ -175,6 +175,22 @@ def test_rules_give_parameters_another_rate_decay_and_optimizer() -> None:
     torch.testing.assert_close(step, 0.0006 * (model.head.weight.grad + 0.1 * before))
 
 
+def test_settings_of_the_stage_are_not_those_of_another_kind_in_a_rule() -> None:
+    optimizers = build_optimizers("adamw", small(tied=False), 0.01, rules=[OptimizerRule(match="head.*", kind="adam")])
+    optimizers.set_options({"betas": (0.8, 0.9), "eps": 1e-3, "momentum": None})
+    assert [(group["betas"], group["eps"]) for group in optimizers.members["main head.*"].param_groups] == [((0.9, 0.999), 1e-8)] * 2
+    assert [(group["betas"], group["eps"]) for group in optimizers.members["main"].param_groups] == [((0.8, 0.9), 1e-3)] * 2
+
+
+def test_muon_leaves_weights_of_other_than_two_dimensions_to_adamw() -> None:
+    model = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Linear(4, 5))
+    optimizers = build_optimizers("muon", model, 0.01)
+    train_model(model, optimizers, range(2))
+    of_muon = [parameter for group in optimizers.members["matrices"].param_groups for parameter in group["params"]]
+    assert len(of_muon) == 1
+    assert of_muon[0] is model[1].weight
+
+
 def test_rules_that_do_not_fit_the_model() -> None:
     rules = [OptimizerRule(match="haed.*"), OptimizerRule(match="blocks.*"), OptimizerRule(match=["final_norm.*", "*.mlp.*"])]
     with pytest.raises(UserError) as caught:
