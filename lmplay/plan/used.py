@@ -43,7 +43,7 @@ def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     row = optimizer_row(used.optimizer)
     unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay}
     values |= {name: value for name, value in unsaid.items() if values[name] is None}
-    return {name: value for name, value in values.items() if name not in OPTIMIZER_SETTINGS or name in row.takes}
+    return {name: value for name, value in values.items() if name not in OPTIMIZER_SETTINGS or name in row.takes or value is not None}
 
 
 def _schedule(chain: Chain) -> dict[str, Any]:

@@ -49,9 +49,10 @@ def test_code_that_a_plan_names_is_not_run_unless_it_is_trusted(corpus, capsys):
     write_plan(corpus, {"one": {**STAGE, "optimizer": "torch.optim:NAdam"}})
     train_plan(capsys, "--trust-config")
     write_plan(corpus, {"one": {"dataset": "rows.jsonl", "steps": 2}})
-    train_plan(capsys, "--optimizer", "torch.optim:NAdam", "--model", "typed.lmp")
-    record = json.loads(Path("out_gpt/typed_settings.json").read_text())
-    assert record["stages"]["one"]["optimizer"] == "torch.optim:NAdam"
+    train_plan(capsys, "--optimizer", "torch.optim:NAdam", "--betas", "0.8,0.9", "--model", "typed.lmp")
+    record = json.loads(Path("out_gpt/typed_settings.json").read_text())["stages"]["one"]
+    assert (record["optimizer"], record["betas"]) == ("torch.optim:NAdam", [0.8, 0.9])
+    assert "momentum" not in record
 
 
 def test_all_that_is_wrong_with_optimizers_is_told_at_once(corpus, capsys):

@@ -45,7 +45,7 @@ def test_the_json_schema_has_the_schedules_of_the_table():
 def test_an_optimizer_is_one_row_that_flags_know(monkeypatch):
     with pytest.raises(UserError, match="one of adamw, adam, adagrad, sgd, rmsprop"):
         parse(["--optimizer", "radam"])
-    monkeypatch.setitem(OPTIMIZERS, "radam", OptimizerRow("radam", "", 0.0, (Member("torch.optim:RAdam", {}, (), 2),)))
+    monkeypatch.setitem(OPTIMIZERS, "radam", OptimizerRow("radam", 0.0, (Member("torch.optim:RAdam", {}, (), 2),)))
     assert parse(["--optimizer", "radam"])[0].optimizer == "radam"
 
 

@@ -41,7 +41,7 @@ def test_parameters_and_steps_are_counted(arguments, capsys):
 
 
 def test_memory_is_that_of_the_optimizer(arguments, capsys, monkeypatch):
-    two = OptimizerRow("two", "", 0.0, (Member("torch.optim:AdamW", {}, (), 2, "matrices"), Member("torch.optim:SGD", {"momentum": 0.9}, (), 1, "others")))
+    two = OptimizerRow("two", 0.0, (Member("torch.optim:AdamW", {}, (), 2, "matrices"), Member("torch.optim:SGD", {"momentum": 0.9}, (), 1, "others")))
     monkeypatch.setitem(OPTIMIZERS, "two", two)
     wide = [*arguments, "--embed-dim", "512"]
     matrices, total = 12 * 512 * 512, 12 * 512 * 512 + 13 * 512 + (257 + 48 + 2) * 512

@@ -16,7 +16,8 @@ from lmplay.plan.names import OPTIMIZERS, Member, OptimizerRow
 from lmplay.plan.settings import Settings
 from lmplay.train.__main__ import main
 
-MIXED = OptimizerRow("mixed", "AdamW for matrices, SGD for the rest", 0.01, (
+# AdamW for matrices, SGD for the rest.
+MIXED = OptimizerRow("mixed", 0.01, (
     Member("torch.optim:AdamW", {}, ("cpu",), 2, "matrices"), Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu",), 1, "others", 0.5)))
 
 

@@ -70,9 +70,9 @@ def test_a_signal_while_a_compiled_module_is_imported_ends_the_program_as_docume
 def test_signals_in_the_first_second(tmp_path, room, number, code):
     """From the first line of its own on; how long Python itself takes to start depends on the machine."""
     arguments = {"train": ["--dataset", "builtin:tales", "--tokenizer", "bytes", "--describe"], "generate": ["--prompt", "a"], "plotstats": []}[room]
-    program = (f"import sys\nimport lmplay.{room}.__main__ as door\nlisten = door.listen\n"
+    program = ("import sys\nfrom lmplay import signals\nlisten = signals.listen\n"
                "def say(*arguments):\n    listen(*arguments)\n    print('listening', flush=True)\n"
-               "door.listen = say\nsys.exit(door.main())")
+               f"signals.listen = say\nfrom lmplay.{room}.__main__ import main\nsys.exit(main())")
     for wait in (0, 0.05, 0.1, 0.2, 0.4, 0.8):
         run = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
                                cwd=tmp_path)
