@@ -1,4 +1,5 @@
 """README and docs are true: their commands are taken, their plans and programs work, their links lead somewhere."""
+import io
 import json
 import re
 import shlex
@@ -58,7 +59,7 @@ def reader(finished, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_taken(reader, capsys, command):
+def test_every_command_is_taken(reader, capsys, monkeypatch, command):
     program, *arguments = shlex.split(command.replace("$seed", "1"))
     if program == "lmp_export" or "--exp hf" in command:  # models that are not here: tests/engine/test_hf_runs.py has some
         (export_flags() if program == "lmp_export" else trainer_flags()).read(arguments)
@@ -68,7 +69,8 @@ def test_every_command_is_taken(reader, capsys, command):
         size = [] if has_file else [*TINY, "--out-dir", "new"]
         code = train([*arguments, *size, *([] if {*LOOKS} & {*arguments} else ["--describe"])])
     elif program == "lmp_generator":
-        code = generate([*arguments, *(["--prompt", "The"] if "--prompt" not in arguments and "--prompts" not in arguments else []), "--max-tokens", "2"])
+        monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))
+        code = generate([*arguments, "--max-tokens", "2"])
     else:
         assert program == "lmp_plotstats"
         if "--html" in arguments:

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,51 +19,8 @@ from ..signals import Stop, raise_stop
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from ..writing.prompting import Prompting
-    from ..writing.sampling import Sampling
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """A model, its tokenizer and how to generate."""
-
-    model: nn.Module
-    prompting: Prompting
-    context_len: int
-    sampling: Sampling
-    most_tokens: int
-    seed: int
-
-    def write(self, prompts: Sequence[str], title: str | None, first: int) -> Iterator[list[str | None]]:
-        """Continue prompts, which may be empty, side by side.
-
-        :param title: of the texts; None where they have no titles.
-        :param first: the number of the first text, which its random numbers depend on.
-        :return: for each step what is added to each text; None once it has ended.
-        """
-        from ..data.permutation import hash64
-        from ..writing.generation import generate
-
-        tokenizer = self.prompting.tokenizer
-        ids = [self.prompting.ids(prompt, title) for prompt in prompts]
-        seeds = [hash64(self.seed, first + number) >> 1 for number in range(len(prompts))]
-        new: list[list[int]] = [[] for _ in prompts]
-        told = [""] * len(prompts)
-        steps = generate(self.model, ids, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens)
-        for step in steps:
-            parts: list[str | None] = []
-            for number, token in enumerate(step):
-                if token is not None:
-                    new[number].append(token)
-                text = tokenizer.decode(new[number])
-                # A character may take several tokens: it is shown when it is whole.
-                whole = text if token is None else text.rstrip("\ufffd")
-                parts.append(whole[len(told[number]):])
-                told[number] = whole
-            yield parts
-        yield [tokenizer.decode(ids)[len(before):] for ids, before in zip(new, told, strict=True)]
+    from ..writing.conversation import Conversation
+    from .writer import Writer
 
 
 def run(argv: list[str] | None) -> int:
@@ -78,10 +34,17 @@ def run(argv: list[str] | None) -> int:
         _check(options)
         with long_names_refused():
             prompts = _prompts(options)
-            writer = _open(options)
+            writer, conversation = _open(options)
         if argv is None:
             raise_stop()  # until now a request to stop has ended the process at once
-        if prompts is None:
+        if conversation is not None:
+            from .chat import answer, converse
+
+            if options.ask is None:
+                converse(writer, conversation)
+            else:
+                answer(writer, conversation, options.ask)
+        elif prompts is None:
             _talk(writer, options)
         else:
             _write_all(writer, prompts, options)
@@ -110,6 +73,10 @@ def _parser() -> Parser:
     what.add_argument("--prompt", metavar="TEXT", action="append",
                       help="a prompt: how the text begins, or what --as says; may be given several times, and may be empty")
     what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
+    what.add_argument("--chat", action="store_true", help="talk with the model: it reads what was said before; /help lists what else can be typed")
+    what.add_argument("--ask", metavar="TEXT", help="one question, as in --chat: its answer is printed, and nothing else")
+    what.add_argument("--system", metavar="TEXT", help="with --chat and --ask: what the model is told before the conversation")
+    what.add_argument("--stop", metavar="TEXT", action="append", help="end a text before this one; may be given several times")
     what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example); "
                       "a prompt is then how the text goes on")
     what.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: how a text begins (text), its title, an instruction, or what "
@@ -127,7 +94,7 @@ def _parser() -> Parser:
     how.add_argument("--top-k", metavar="TOKENS", type=int, default=0, help="only the k most probable tokens; 0 = off (default: 0)")
     how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens with p of the probability; 1 = off (default: 1)")
     how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens above a share of the best one's probability; 0 = off (default: 0)")
-    parser.further = {"prompts", "markup", "batch_size", "json", "repetition_penalty", "greedy", "min_p"}
+    parser.further = {"prompts", "markup", "system", "stop", "batch_size", "json", "repetition_penalty", "greedy", "min_p"}
     return parser
 
 
@@ -141,14 +108,23 @@ def _check(options: argparse.Namespace) -> None:
         faults.append(f"--repetition-penalty {options.repetition_penalty}: allowed is a number above 0.")
     if options.title and options.form not in (None, "title"):
         faults.append(f"--title and --as {options.form} together: give one of them.")
-    if options.prompt and options.prompts:
-        faults.append("--prompt and --prompts together: give one of them.")
+    faults += [f"{one} and {other} together: give one of them." for one, other in itertools.combinations(
+        [flag for flag in ("--prompt", "--prompts", "--chat", "--ask") if getattr(options, flag[2:])], 2)]
+    talks = "--chat" if options.chat else "--ask" if options.ask is not None else None
+    faults += [f"{talks} with {flag}: it is not possible; leave {flag} out." for flag, given in
+               (("--title", options.title), ("--as", options.form), ("--json", options.json), ("--samples", options.samples > 1)) if talks and given]
+    if options.system and not talks:
+        faults.append("--system: only with --chat or --ask.")
+    if any(not stop for stop in options.stop or ()):
+        faults.append("--stop: the text is empty.")
     if faults:
         raise UserError(*faults)
 
 
 def _prompts(options: argparse.Namespace) -> list[str] | None:
-    """Collect the prompts; None = read them from the terminal, one after the other."""
+    """Collect the prompts; None = read them from the terminal, one after the other, or talk."""
+    if options.chat or options.ask is not None:
+        return None
     if options.prompt:
         return list(options.prompt)
     if options.prompts:
@@ -181,28 +157,36 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _open(options: argparse.Namespace) -> _Writer:
-    """Load the model."""
+def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
+    """Load the model; begin a conversation where one is asked for."""
     path = find_model(options.model, options.out_dir)
     from ..checkpoints.trained import open_trained
     from ..device.runtime import choose_device
+    from ..writing.conversation import Conversation, for_conversation
     from ..writing.prompting import recorded
     from ..writing.sampling import Sampling
+    from .writer import Writer
 
     device = choose_device(options.device)
     trained = open_trained(path, options.raw)
     if options.model is None:
         print(f"model {path}", file=sys.stderr)
     prompting = recorded(trained.tokenizer, trained.forms, options.form, options.markup)
-    if options.form is None and prompting.form != "text" and not options.title:
+    talks = options.chat or options.ask is not None
+    if talks:
+        prompting, remark = for_conversation(prompting, trained.forms)
+        if remark:
+            print(remark, file=sys.stderr)
+    elif options.form is None and prompting.form != "text" and not options.title:
         print(f"a prompt is read as {_FORMS_IN_WORDS[prompting.form]}, as in the training data; --as text|title|instruction|chat says otherwise",
               file=sys.stderr)
     temperature = 0.0 if options.greedy else options.temperature
     sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
-    return _Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed)
+    writer = Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed, tuple(options.stop or ()))
+    return writer, Conversation(prompting, trained.context_len, options.max_tokens, options.system or "") if talks else None
 
 
-def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace) -> None:
+def _write_all(writer: Writer, prompts: list[str], options: argparse.Namespace) -> None:
     """Write every sample of every prompt; a single one is shown as it comes."""
     jobs = [(number, prompt, sample) for number, prompt in enumerate(prompts, 1) for sample in range(1, options.samples + 1)]
     if len(jobs) == 1 and not options.json:
@@ -211,7 +195,7 @@ def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace)
     for start in range(0, len(jobs), options.batch_size):
         batch = jobs[start:start + options.batch_size]
         texts = [""] * len(batch)
-        for step in writer.write([prompt for _, prompt, _ in batch], options.title, start):
+        for step in writer.write([writer.prompting.ids(prompt, options.title) for _, prompt, _ in batch], start):
             texts = [text + (part or "") for text, part in zip(texts, step, strict=True)]
         for (number, prompt, sample), text in zip(batch, texts, strict=True):
             if options.json:
@@ -221,15 +205,15 @@ def _write_all(writer: _Writer, prompts: list[str], options: argparse.Namespace)
                 print(f"=== prompt {number}, sample {sample}\n{prompt}{between}{text}\n", flush=True)
 
 
-def _stream(writer: _Writer, prompt: str, title: str | None, number: int) -> None:
+def _stream(writer: Writer, prompt: str, title: str | None, number: int) -> None:
     """Write one text and show it as it comes."""
     print(prompt + (writer.prompting.after(prompt) if not title else ""), end="", flush=True)
-    for step in writer.write([prompt], title, number):
+    for step in writer.write([writer.prompting.ids(prompt, title)], number):
         print(step[0] or "", end="", flush=True)
     print(flush=True)
 
 
-def _talk(writer: _Writer, options: argparse.Namespace) -> None:
+def _talk(writer: Writer, options: argparse.Namespace) -> None:
     """Take a prompt after the other from the terminal."""
     print("A line is how a text begins; an empty one lets the model begin; Ctrl+D ends.", file=sys.stderr)
     number = 0

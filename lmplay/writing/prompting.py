@@ -4,7 +4,7 @@ A model has learned texts that begin in one way: after an end token (text), afte
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,13 +42,21 @@ class Prompting:
         if not prompt and self.form != "chat":
             return end
         if self.form == "chat":
-            given, answer = self._chat(prompt)
-            given = [replace(part, markup=not part.end) for part in given] if self.markup else given
-            encoded, firsts = PartEncoder(self.tokenizer).encode((*given, *answer))
-            return encoded.ids[:firsts[len(given)]].tolist() or end
+            return self.turn_ids([Turn("user", prompt, False)])
         if self.form == "text":
             return (end if self.after_end else []) + self._encode(prompt) or end
         return self._encode(prompt + BREAK) or end
+
+    def turn_ids(self, turns: Sequence[Turn]) -> list[int]:
+        """Turn a chat into the token ids that its next answer follows.
+
+        :param turns: the last one is what a user says; answers among them are `learned`.
+        :raises UserError: when the tokenizer's template does not write these turns.
+        """
+        given, answer = self._chat(turns)
+        given = [replace(part, markup=not part.end) for part in given] if self.markup else given
+        encoded, firsts = PartEncoder(self.tokenizer).encode((*given, *answer))
+        return encoded.ids[:firsts[len(given)]].tolist() or [self.tokenizer.end_id]
 
     def after(self, prompt: str) -> str:
         """Say what lies between a prompt and the text that follows, to be shown."""
@@ -59,14 +67,17 @@ class Prompting:
         """The tokens that end a text: the end token, and in a chat the mark after an answer."""
         found = {self.tokenizer.end_id}
         if self.form == "chat":
-            _, answer = self._chat("a")
+            _, answer = self._chat([Turn("user", "a", False)])
             found |= {self._encode(part.text, markup=True)[0] for part in answer[1:2] if part.markup and part.text.strip()}
         return found
 
-    def _chat(self, prompt: str) -> tuple[list[Part], list[Part]]:
-        """Write out a chat of one question: the parts before its answer, and the answer with what follows."""
-        turns = [Turn("user", prompt, False), Turn("assistant", "a", True)]
-        return write_out(turns, choose_template(self.chat, self.tokenizer.chat_template), self.tokenizer.end_text, self.tokenizer.begin_text)
+    def _chat(self, turns: Sequence[Turn]) -> tuple[list[Part], list[Part]]:
+        """Write out a chat and an answer to it: the parts before that answer, and the answer with what follows."""
+        template = choose_template(self.chat, self.tokenizer.chat_template)
+        given, learned = write_out([*turns, Turn("assistant", "a", True)], template, self.tokenizer.end_text, self.tokenizer.begin_text)
+        parts = [*given, *learned]
+        answer = max(number for number, part in enumerate(parts) if part.learned and not part.markup and not part.end)
+        return parts[:answer], parts[answer:]
 
     def _encode(self, text: str, markup: bool = False) -> list[int]:
         """Turn a text into token ids."""

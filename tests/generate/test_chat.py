@@ -1,0 +1,119 @@
+"""`lmp_generator --chat`, `--ask` and `--stop`."""
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ENVIRONMENT, TINY, trainer, write_plan, write_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmplay.data.samples import choose_reading
+from lmplay.generate.__main__ import main
+from lmplay.generate.writer import cut_at_stops
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    asked = [("user", "Who?"), ("assistant", "A cat."), ("user", "Where?"), ("assistant", "Here.")]
+    write_rows(folder / "a.jsonl", [{"messages": [{"role": role, "content": text} for role, text in asked]} for _ in range(400)])
+    plan = write_plan(folder, {"a": {"dataset": "a.jsonl", "epochs": 3, "lr": 0.01, "validation": 0}})
+    done = trainer(*TINY, "--dropout", "0", "--context-len", "128", "--training-plan", plan, "--out-dir", folder, "--batch-size", "8",
+                   "--optimizer-warmup-steps", "2")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_one_question_gets_its_answer_and_nothing_else(capsys, trained):
+    code, out, err = run(capsys, "--out-dir", trained, "--ask", "Who?", "--greedy")
+    assert (code, out) == (0, "A cat.\n")
+    assert "no chats" not in err
+
+
+def talk(capsys, monkeypatch, trained, lines, *more):
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+    return run(capsys, "--out-dir", trained, "--chat", "--greedy", *more)
+
+
+def test_a_conversation_remembers_forgets_and_is_saved_as_training_data(capsys, monkeypatch, trained, tmp_path):
+    file = tmp_path / "c.jsonl"
+    lines = ["Who?", "", "Where?", f"/save {file}", f"/save {file}", "/nonsense", "/reset", "/save x", "/system Be kind.", "Who?",
+             f"/save {tmp_path}/d.jsonl", "/quit", "Who?"]
+    code, out, err = talk(capsys, monkeypatch, trained, lines)
+    assert code == 0
+    assert out.startswith("A cat.\nHere.\n")
+    assert out.count("\n") == 3
+    for words in ("4 messages", "is not overwritten", "/nonsense: there is no such command", "forgotten", "nothing has been said"):
+        assert words in err
+    row = json.loads(file.read_text())
+    assert [message["content"] for message in row["messages"]] == ["Who?", "A cat.", "Where?", "Here."]
+    assert len(choose_reading("c", row, None)(row).turns) == 4
+    assert json.loads((tmp_path / "d.jsonl").read_text())["messages"][0] == {"role": "system", "content": "Be kind."}
+
+
+def test_what_no_longer_fits_is_told(capsys, monkeypatch, trained):
+    _, _, err = talk(capsys, monkeypatch, trained, ["Who?"] * 8, "--max-tokens", "8")
+    assert "no longer fit" in err
+
+
+def test_a_stop_text_ends_a_text_before_it(capsys, trained):
+    flags = ["--out-dir", trained, "--greedy"]
+    assert run(capsys, *flags, "--ask", "Who?", "--stop", "zzz", "--stop", "at")[1] == "A c\n"
+    assert run(capsys, *flags, "--prompt", "Who?", "--stop", ".", "--json")[1] == '{"prompt": "Who?", "title": null, "sample": 1, "text": "A cat"}\n'
+
+
+texts = st.text("ab.", max_size=12)
+
+
+@given(text=texts, stops=st.lists(st.text("ab.", min_size=1, max_size=3), max_size=3))
+def test_what_has_been_shown_is_never_taken_back(text, stops):
+    expected, _ = cut_at_stops(text, stops, is_whole=True)
+    assert not any(stop in expected for stop in stops)
+    assert expected == text or any(text.startswith(expected + stop) for stop in stops)
+    for length in range(len(text) + 1):
+        shown, stopped = cut_at_stops(text[:length], stops, is_whole=False)
+        assert expected.startswith(shown)
+        assert not stopped or shown == expected
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--chat", "--ask", "a"], "--chat and --ask together"), (["--chat", "--json"], "--json"), (["--ask", "a", "--title", "t"], "--title"),
+    (["--prompt", "a", "--system", "s"], "--system"), (["--chat", "--stop", ""], "--stop"), (["--chat", "--prompt", "a"], "--prompt and --chat together")])
+def test_what_does_not_go_together_is_told(capsys, trained, arguments, words):
+    code, out, err = run(capsys, "--out-dir", trained, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="terminals of Unix")
+def test_ctrl_c_ends_an_answer_and_then_the_program(trained):
+    import pty
+
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "lmplay.generate", "--out-dir", str(trained), "--chat", "--temperature", "9", "--max-tokens", "100000", "--device", "cpu"]
+    with subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, start_new_session=True) as run:
+        assert b"Type a question" in run.stderr.readline() + run.stderr.readline()
+        for _ in range(2):
+            os.write(screen, b"Who?\n")
+            assert run.stdout.read(30)
+            run.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert run.poll() is None
+        os.write(screen, b"/quit\n")
+        _, complaints = run.communicate(timeout=60)
+    os.close(screen)
+    os.close(terminal)
+    assert run.returncode == 0, complaints
+    assert b"Traceback" not in complaints
