@@ -35,12 +35,12 @@ def _attend(module: nn.Module, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK:
             scaling: float | None = None, lmplay_cache: KeyValueCache | None = None, lmplay_lengths: tuple[int, ...] | None = None, **_: Any) \
         -> tuple[Tensor, None]:
     """Attend in the place of transformers' own functions; gives (B, T, H, K), and no weights."""
-    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, mask, 0.0 if mask is not None else dropout, is_causal=mask is None, scale=scaling,
-                                                       enable_gqa=key.shape[1] < query.shape[1]).transpose(1, 2)
+    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = True) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, mask, 0.0 if lmplay_cache is not None else dropout, is_causal=is_causal,
+                                                       scale=scaling, enable_gqa=key.shape[1] < query.shape[1]).transpose(1, 2)
 
     if lmplay_cache is not None:
-        return mix(query_BHTK, *lmplay_cache.extend(key_BGTK, value_BGTK), lmplay_cache.mask_B1TL), None
+        return mix(query_BHTK, *lmplay_cache.extend(key_BGTK, value_BGTK), lmplay_cache.mask_B1TL, lmplay_cache.is_causal), None
     if lmplay_lengths is None:
         return mix(query_BHTK, key_BGTK, value_BGTK), None
     runs = [(length, len(list(run))) for length, run in groupby(lmplay_lengths)]

@@ -4,6 +4,8 @@ Shapes: B texts, T new positions, L positions of the cache, H heads, K width of 
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,32 +14,54 @@ class KeyValueCache:
     """Keys and values of every block, for texts of different lengths side by side.
 
     Each of the `batch` texts has its own length, at most `length` tokens: its next tokens are at positions ``length, length + 1, …``. Texts are padded on the
-    right; `keep` says how many of the new tokens belong to each text.
+    right; `keep` says how many of the new tokens belong to each text. Only the positions up to the longest text are attended to, and stored, so that a token
+    costs what the texts are long, not what the context is.
     """
 
     def __init__(self, batch: int, length: int, device: torch.device):
-        self.lengths_B = torch.zeros(batch, dtype=torch.int64, device=device)
-        self._length = length
+        self._lengths = [0] * batch
+        self._most, self._device = length, device
+        self._used = 0  # positions up to the end of the longest text and its new tokens
         self._blocks: list[tuple[Tensor, Tensor]] = []
         self._block = 0
-        self.positions_BT = self.mask_B1TL = torch.empty(0)
+        self.positions_BT = torch.empty(0)
+        self.mask_B1TL: Tensor | None = None
+        """Which positions the new tokens attend to; None: `is_causal` says it."""
+        self.is_causal = False
+        """With no mask: the new tokens are the first ones, and attend to those before them; else they attend to all."""
 
     def begin(self, n_tokens: int) -> None:
         """Prepare for T new tokens of each text; the model calls it before its blocks."""
         self._block = 0
-        self.positions_BT = self.lengths_B[:, None] + torch.arange(n_tokens, device=self.lengths_B.device)
-        self.mask_B1TL = (torch.arange(self._length, device=self.lengths_B.device) <= self.positions_BT[:, :, None])[:, None]
+        self._used = min(self._most, max(self._lengths) + n_tokens)
+        lengths_B = torch.tensor(self._lengths, device=self._device)
+        self.positions_BT = lengths_B[:, None] + torch.arange(n_tokens, device=self._device)
+        self.is_causal = self._used == n_tokens
+        self.mask_B1TL = None
+        if not self.is_causal and (n_tokens > 1 or min(self._lengths) < max(self._lengths)):
+            self.mask_B1TL = (torch.arange(self._used, device=self._device) <= self.positions_BT[:, :, None])[:, None]
 
     def extend(self, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values of the new tokens, block after block, and return those of all positions (B, H, L, K)."""
+        """Store keys and values of the new tokens, block after block, and return those of all positions in use (B, H, L, K)."""
         if self._block == len(self._blocks):
-            shape = (*key_BHTK.shape[:2], self._length, key_BHTK.shape[3])
-            self._blocks.append((key_BHTK.new_zeros(shape), value_BHTK.new_zeros(shape)))
+            self._blocks.append((key_BHTK[:, :, :0], value_BHTK[:, :, :0]))
+        if self._blocks[self._block][0].shape[2] < self._used:
+            keys, values = self._blocks[self._block]
+            self._blocks[self._block] = self._grown(keys), self._grown(values)
         keys, values = self._blocks[self._block]
         self._block += 1
         positions_BHTK = self.positions_BT[:, None, :, None].expand_as(key_BHTK)
-        return keys.scatter_(2, positions_BHTK, key_BHTK), values.scatter_(2, positions_BHTK, value_BHTK)
+        keys.scatter_(2, positions_BHTK, key_BHTK)
+        values.scatter_(2, positions_BHTK, value_BHTK)
+        return keys[:, :, :self._used], values[:, :, :self._used]
 
-    def keep(self, counts_B: Tensor) -> None:
+    def keep(self, counts: Sequence[int]) -> None:
         """Keep the first tokens of the last T, as many as belong to each text; the rest was padding and will be overwritten."""
-        self.lengths_B = self.lengths_B + counts_B
+        self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+
+    def _grown(self, kept_BHLK: Tensor) -> Tensor:
+        """Copy what is stored to a tensor with space for half as many positions again as are needed now."""
+        batch, heads, length, width = kept_BHLK.shape
+        grown = kept_BHLK.new_zeros((batch, heads, min(self._most, self._used + self._used // 2 + 64), width))
+        grown[:, :, :length] = kept_BHLK
+        return grown

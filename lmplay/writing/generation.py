@@ -72,8 +72,8 @@ class _Writer:
             self._cache = KeyValueCache(len(self.texts), self._context_len, self._device)
             self._read = [0] * len(self.texts)
         new = [text[start + read:] for text, start, read in zip(self.texts, self._starts, self._read, strict=True)]
-        counts = torch.tensor([len(part) for part in new], device=self._device)
-        width = max(len(part) for part in new)
+        counts = [len(part) for part in new]
+        width = max(counts)
         tokens_BT = torch.tensor([part + [0] * (width - len(part)) for part in new], device=self._device)
         if self._cache is None:
             hidden_BTD = self._model(tokens_BT)
@@ -81,5 +81,5 @@ class _Writer:
             hidden_BTD = self._model(tokens_BT, cache=self._cache)
             self._cache.keep(counts)
             self._read = [read + len(part) for read, part in zip(self._read, new, strict=True)]
-        last_BD = hidden_BTD[torch.arange(len(new), device=self._device), counts - 1]
+        last_BD = hidden_BTD[range(len(new)), [count - 1 for count in counts]] if width > 1 else hidden_BTD[:, 0]
         return self._model.get_submodule("head")(last_BD)

@@ -38,7 +38,7 @@ def test_packed_pieces_and_cached_texts_have_positions_of_their_own():
         assert torch.equal(found, torch.cat([table[:5], table[:3]]))
     cache = KeyValueCache(2, 16, torch.device("cpu"))
     rotary(torch.zeros(2, 6, dtype=torch.int64), cache)
-    cache.keep(torch.tensor([6, 2]))
+    cache.keep([6, 2])
     found = rotary(torch.zeros(2, 3, dtype=torch.int64), cache)
     for table, rows in zip((cosine, sine), found, strict=True):
         assert torch.equal(rows, torch.stack([table[6:9], table[2:5]]))

@@ -76,7 +76,7 @@ def test_a_small_file_that_stands_for_very_much_takes_little_memory(tmp_path, ki
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     done = subprocess.run([sys.executable, "-c", READ, str(path), how], capture_output=True, text=True, env=environment, check=True)
     said, megabytes = done.stdout.strip().rsplit("\n", 1)
-    assert int(megabytes) < 1000, said
+    assert int(megabytes) < 1200, said  # twice what a refused file may hold would be more
     if kind == "differences" or (how == "stream" and kind in ("texts", "chats")):
         assert said == "read"
     else:
