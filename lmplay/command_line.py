@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
                 import argcomplete
 
                 argcomplete.autocomplete(self)
-        known, unknown = self.parse_known_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
+        known, unknown = self.parse_known_intermixed_args([_with_hyphens(word) for word in (sys.argv[1:] if argv is None else argv)])
         if unknown:
             flags = [option for action in self._actions for option in action.option_strings]
             wrong = [word for word in unknown if word.startswith("-")] or unknown  # the value behind an unknown flag is unknown too

@@ -26,6 +26,12 @@ class Trained:
     context_len: int
     forms: dict[str, list[dict[str, Any]]]
     """How the texts of each source begin, by stages."""
+    args: dict[str, Any]
+    """The settings of the experiment."""
+    run: dict[str, Any]
+    """The components `curriculum` and `runner` of the file; empty where it holds weights alone."""
+    averaged: bool
+    """Whether the weights are the averages that the run keeps of them."""
 
 
 def open_trained(path: Path, raw: bool = False) -> Trained:
@@ -41,11 +47,13 @@ def open_trained(path: Path, raw: bool = False) -> Trained:
         check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), state, experiment.name)
     module = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
     module.load_state_dict(state)
-    if not raw and (optimizers := optimizers_in(content, module)) is not None:
+    optimizers = None if raw else optimizers_in(content, module)
+    if optimizers is not None:
         optimizers.use_averages()
     model = for_use({"state_args": built, "state": module.state_dict()})
     used = model["state_args"]
     if used["experiment"] != experiment.name:
         module = build_model(get_experiment(used["experiment"]), vocab_size=tokenizer.vocab_size, **used["args"])
         module.load_state_dict(model["state"])
-    return Trained(used["experiment"], module, tokenizer, built["args"]["context_len"], built.get("forms", {}))
+    run: dict[str, Any] = {name: content[name] for name in ("curriculum", "runner") if name in content}
+    return Trained(used["experiment"], module, tokenizer, built["args"]["context_len"], built.get("forms", {}), used["args"], run, optimizers is not None)

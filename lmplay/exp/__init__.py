@@ -7,6 +7,8 @@ The model sees no strings, optimizers or files.  What it may have besides:
 ``forward(…, lengths=None)`` reads pieces of these lengths that are packed into one row, each as if alone: short texts then train faster on a CPU.
 ``blocks``, an ``nn.ModuleList`` (or a property that returns one), are what ``--activation-checkpointing`` recomputes, each by itself.
 ``forward(tokens_BT, cache=None)`` takes a :class:`lmplay.modules.cache.KeyValueCache`, which makes generation fast: without it each new token reads all before.
+``as_transformers()`` gives the model of transformers that computes the same, with its weights, for ``lmp_export`` (:mod:`lmplay.exp.standard` helps); it raises
+a UserError that names the settings for which there is none.
 ``folded()`` gives experiment, settings and weights of a model that computes the same without what only training needs (see :mod:`lmplay.exp.folding`).
 A head may have a soft cap on logits, a z-loss, and tasks in training that look further ahead: :class:`lmplay.modules.heads.LinearHead` says how.
 Another package offers one by an entry point of the group ``lmplay.experiments``: ``name = "module:Class"``.

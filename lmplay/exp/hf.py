@@ -103,15 +103,11 @@ class HuggingFace(nn.Module):
         """
         return self._read(tokens_BT)
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the model as a folder of transformers."""
-        attention = self.causal.config._attn_implementation
+    def as_transformers(self) -> PreTrainedModel:
+        """Give the model, as transformers runs it by itself; see :mod:`lmplay.exp`."""
         self.causal.config._attn_implementation = "sdpa"
         self.causal.config.use_cache = True
-        try:
-            self.causal.save_pretrained(folder)
-        finally:
-            self.causal.config._attn_implementation, self.causal.config.use_cache = attention, False
+        return self.causal.eval()
 
     def _read(self, tokens_BT: Tensor, **more: Any) -> Tensor:
         """Run the base of the model."""

@@ -1,9 +1,9 @@
 """The Llama family (Touvron et al. 2023, "LLaMA"), with Mistral, Qwen2 and Qwen3 by settings.  Shapes: B pieces, T positions, D width, V vocabulary."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from ..modules.checks import check_sizes
 from ..modules.mlps import GatedMlp
 from ..modules.norms import RMSNorm
 from ..modules.positions import RotaryPositions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Llamaish(nn.Module):
@@ -67,6 +70,21 @@ class Llamaish(nn.Module):
         hidden_BTD = self.final_norm(hidden_BTD)
         return hidden_BTD
 
+    def as_transformers(self) -> PreTrainedModel:
+        """Make the same model of transformers: Llama, Mistral, Qwen2 or Qwen3; see :mod:`lmplay.exp`."""
+        from .standard import build_standard, rotary_config
+
+        attention: Any = self.blocks[0].get_submodule("attention")
+        biased = attention.query_key_value.bias is not None
+        kind = "qwen3" if attention.query_norm is not None else "qwen2" if biased else "llama"
+        if kind == "llama" and self.token_embedding.embedding_dim % attention.num_heads:
+            kind = "mistral"  # whose heads may have any width
+        weights, more = to_transformers(self), {}
+        if kind == "qwen3" and biased:  # there the output has a bias, too
+            more = {f"model.layers.{number}.self_attn.o_proj.bias": self.head.weight.new_zeros(self.token_embedding.embedding_dim)
+                    for number in range(len(self.blocks))}
+        return build_standard(rotary_config(self, kind, hidden_act="silu", attention_bias=bool(more)), weights | more)
+
     def _initialize(self) -> None:
         """Draw weights as Llama in transformers does: N(0, 0.02); biases are 0."""
         for name, parameter in self.named_parameters():
@@ -98,48 +116,63 @@ def transformers_names(name: str) -> tuple[str, ...]:
     return tuple(f"{theirs}.{kind}" for theirs in _NAMES[module])
 
 
-def from_transformers(weights: Mapping[str, Tensor], model: Llamaish) -> dict[str, Tensor]:
-    """Make a state of `model` of the weights of a transformers model; raises KeyError where one is missing (a tied head's may be)."""
-    tied = model.head.weight is model.token_embedding.weight
-    return {name: torch.cat([weights[theirs] for theirs in transformers_names("token_embedding.weight" if tied and name == "head.weight" else name)])
+def from_transformers(weights: Mapping[str, Tensor], model: nn.Module, name_of: Callable[[str], tuple[str, ...]] = transformers_names) -> dict[str, Tensor]:
+    """Make a state of `model` of the weights of a transformers model.
+
+    :raises KeyError: where one is missing (a tied head's may be).
+    :raises UserError: where the outputs of attention have biases, which ours have not.
+    :param model: a :class:`Llamaish`, or another whose weights `name_of` names, as :func:`transformers_names` does.
+    """
+    if any(name.endswith("self_attn.o_proj.bias") and weight.any() for name, weight in weights.items()):
+        raise UserError("llamaish lacks the biases of the outputs of attention (self_attn.o_proj.bias) of this model.")
+    tied = model.get_parameter("head.weight") is model.get_parameter("token_embedding.weight")
+    return {name: torch.cat([weights[theirs] for theirs in name_of("token_embedding.weight" if tied and name == "head.weight" else name)])
             for name in model.state_dict()}
 
 
-def to_transformers(model: Llamaish) -> dict[str, Tensor]:
-    """Give the weights of `model` by the names of transformers."""
+def to_transformers(model: nn.Module, state: Mapping[str, Tensor] | None = None, name_of: Callable[[str], tuple[str, ...]] = transformers_names) \
+        -> dict[str, Tensor]:
+    """Give the weights of `model` by the names of transformers.
+
+    :param state: the weights; None = those of the model.
+    :param name_of: see :func:`from_transformers`.
+    """
     found: dict[str, Tensor] = {}
-    for name, weight in model.state_dict().items():
-        names = transformers_names(name)
-        attention = model.blocks[0].get_submodule("attention")
+    for name, weight in (model.state_dict() if state is None else state).items():
+        names = name_of(name)
+        attention = model.get_submodule("blocks.0.attention")
         rows = attention.widths if len(names) == 3 else [len(weight) // len(names)] * len(names)
         found |= dict(zip(names, weight.split(rows), strict=True))
     return found
 
 
-def settings_of(config: Any) -> dict[str, Any]:
+def settings_of(config: Any, context_len: int | None = None) -> dict[str, Any]:
     """Read the settings of :class:`Llamaish` from a config of transformers.
 
     :param config: a LlamaConfig, MistralConfig, Qwen2Config or Qwen3Config.
+    :param context_len: the longest sequence to come, in tokens; None = the longest that the config allows.
     :return: the arguments of the constructor.
     :raises UserError: when the model has something that :class:`Llamaish` lacks.
     """
     kind, rope = config.model_type, config.rope_parameters
+    context_len = context_len or config.max_position_embeddings
     lacking = {f"model_type {kind}": kind not in ("llama", "mistral", "qwen2", "qwen3"),
                f"rope_type {rope['rope_type']}": rope["rope_type"] != "default",
                f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
-               "a sliding window": _slides(config),
-               "attention_bias": getattr(config, "attention_bias", False),
+               "a sliding window": slides(config, context_len),
+               "attention_bias": getattr(config, "attention_bias", False) and kind != "qwen3",
                "mlp_bias": getattr(config, "mlp_bias", False)}
     if any(lacking.values()):
         raise UserError(f"llamaish lacks {', '.join(name for name, lacks in lacking.items() if lacks)} of this model.")
-    return {"vocab_size": config.vocab_size, "context_len": config.max_position_embeddings, "num_blocks": config.num_hidden_layers,
+    return {"vocab_size": config.vocab_size, "context_len": context_len, "num_blocks": config.num_hidden_layers,
             "embed_dim": config.hidden_size, "num_heads": config.num_attention_heads, "dropout": 0.0, "tied_head": bool(config.tie_word_embeddings),
             "num_kv_heads": config.num_key_value_heads, "head_dim": getattr(config, "head_dim", None), "hidden_dim": config.intermediate_size,
-            "rope_base": rope["rope_theta"], "norm_epsilon": config.rms_norm_eps, "query_key_value_bias": kind == "qwen2", "query_key_norm": kind == "qwen3"}
+            "rope_base": rope["rope_theta"], "norm_epsilon": config.rms_norm_eps,
+            "query_key_value_bias": kind == "qwen2" or bool(getattr(config, "attention_bias", False)), "query_key_norm": kind == "qwen3"}
 
 
-def _slides(config: Any) -> bool:
+def slides(config: Any, context_len: int) -> bool:
     """Tell whether some position may not attend to one before it within the context."""
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
-    return window is not None and window < config.max_position_embeddings and (layers is None or "sliding_attention" in layers)
+    return window is not None and window < context_len and (layers is None or "sliding_attention" in layers)

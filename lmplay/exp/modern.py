@@ -4,8 +4,9 @@ Many of the parts were first put together in the public "modded-nanogpt" speedru
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from ..modules.heads import LinearHead
 from ..modules.mlps import GatedMlp, Mlp, gelu_tanh, squared_relu
 from ..modules.norms import RMSNorm
 from ..modules.positions import RotaryPositions
+from . import llamaish
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _EPSILON = 1e-5
 _PLAIN_MLPS = {"squared_relu": squared_relu, "gelu": gelu_tanh}
@@ -114,6 +119,28 @@ class Modern(nn.Module):
         hidden_BTD = self.final_norm(hidden_BTD)
         return hidden_BTD
 
+    def as_transformers(self) -> PreTrainedModel:
+        """Make the same model of transformers; see :mod:`lmplay.exp`.
+
+        With swiglu it is a Qwen3, or a Llama without `query_key_norm`; with another MLP an Apertus, or an Arcee. A norm of the embeddings is in their table.
+        """
+        from .standard import build_standard, refuse_for, rotary_config
+
+        attention, mlp = self.blocks[0].get_submodule("attention"), self.blocks[0].get_submodule("mlp")
+        refuse_for(self, {"value_norm": attention.value_norm is not None, "value_residual": self.value_residual, "soft_cap": bool(self.head.soft_cap),
+                          "value_embeddings": bool(self.value_embeddings), "residual_scalars": self.stream_factors is not None})
+        normed, gated = attention.query_norm is not None, isinstance(mlp, GatedMlp)
+        kind = ("qwen3" if normed else "llama") if gated else ("apertus" if normed else "arcee")
+        state = {name: weight for name, weight in self.state_dict().items() if not name.startswith(("head.ahead.", "embedding_norm."))}
+        state |= {f"{name}.weight": torch.ones(part.normalized_shape) for name, part in self.named_modules()
+                  if isinstance(part, RMSNorm) and part.weight is None and not name.startswith(("head.ahead.", "embedding_norm"))}
+        if self.embedding_norm is not None:
+            state["token_embedding.weight"] = self.embedding_norm(self.token_embedding.weight).detach()
+        activation = "silu" if gated else next(theirs for theirs, ours in _ACTIVATIONS.items() if _PLAIN_MLPS[ours] is mlp.activation)
+        config = rotary_config(self, kind, hidden_act=activation)
+        config["tie_word_embeddings"] &= self.embedding_norm is None
+        return build_standard(config, llamaish.to_transformers(self, state, partial(_transformers_names, kind=kind)))
+
     def _initialize(self, zero_projections: bool, embedding_std: float, head_std: float) -> None:
         """Draw weights: of matrices uniformly with the deviation 1 / sqrt(inputs), of embeddings and head as was asked for."""
         for name, parameter in self.named_parameters():
@@ -137,3 +164,46 @@ def _check_settings(mlp: str, value_embeddings: int, num_blocks: int, head_std: 
         f"embedding_std {embedding_std:g}: must be above 0.": not embedding_std > 0}
     if found := [fault for fault, is_wrong in faults.items() if is_wrong]:
         raise UserError(*found)
+
+
+# The activations of transformers, and ours.
+_ACTIVATIONS = {"relu2": "squared_relu", "gelu_pytorch_tanh": "gelu"}
+_APERTUS_NORMS = {"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}
+
+
+def _transformers_names(name: str, kind: str) -> tuple[str, ...]:
+    """Name a weight as the models of a type do, see :func:`lmplay.exp.llamaish.transformers_names`."""
+    names = llamaish.transformers_names(name)
+    if kind in ("apertus", "arcee"):
+        names = tuple(theirs for theirs in names if "gate_proj" not in theirs)
+    for usual, theirs in _APERTUS_NORMS.items() if kind == "apertus" else ():
+        names = tuple(part.replace(usual, theirs) for part in names)
+    return names
+
+
+def from_transformers(weights: Mapping[str, Tensor], model: Modern) -> dict[str, Tensor]:
+    """Make a state of `model` of the weights of an Apertus or Arcee; raises KeyError where one is missing (a tied head's may be)."""
+    kind = "arcee" if model.blocks[0].get_submodule("attention").query_norm is None else "apertus"
+    return llamaish.from_transformers(weights, model, partial(_transformers_names, kind=kind))
+
+
+def settings_of(config: Any, context_len: int | None = None) -> dict[str, Any]:
+    """Read the settings of :class:`Modern` from a config of transformers.
+
+    :param config: an ApertusConfig or ArceeConfig.
+    :param context_len: the longest sequence to come, in tokens; None = the longest that the config allows.
+    :return: the arguments of the constructor.
+    :raises UserError: when the model has something that :class:`Modern` lacks.
+    """
+    rope, head_dim = config.rope_parameters, getattr(config, "head_dim", None)
+    lacking = {f"rope_type {rope['rope_type']}": rope["rope_type"] != "default",
+               f"hidden_act {config.hidden_act}": config.hidden_act not in _ACTIVATIONS,
+               f"head_dim {head_dim}": head_dim not in (None, config.hidden_size // config.num_attention_heads),
+               f"rms_norm_eps {config.rms_norm_eps:g}": config.rms_norm_eps != _EPSILON,
+               "attention_bias": config.attention_bias, "mlp_bias": getattr(config, "mlp_bias", False)}
+    if any(lacking.values()):
+        raise UserError(f"modern lacks {', '.join(name for name, lacks in lacking.items() if lacks)} of this model.")
+    return {"vocab_size": config.vocab_size, "context_len": context_len or config.max_position_embeddings, "num_blocks": config.num_hidden_layers,
+            "embed_dim": config.hidden_size, "num_heads": config.num_attention_heads, "dropout": 0.0, "tied_head": bool(config.tie_word_embeddings),
+            "num_kv_heads": config.num_key_value_heads, "hidden_dim": config.intermediate_size, "mlp": _ACTIVATIONS[config.hidden_act],
+            "rope_base": rope["rope_theta"], "query_key_norm": config.model_type == "apertus", "norm_weights": True, "embedding_norm": False}

@@ -1,26 +1,36 @@
-"""What `lmp_export` does: it writes a trained model as a folder that other programs read.  What is heavy is imported once the flags are known to be right."""
+"""What `lmp_export` does: it writes a trained model for other programs.  What is heavy is imported once the flags are known to be right."""
 from __future__ import annotations
 
 import argparse
-import shutil
+import re
 import sys
-import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..command_line import Parser
-from ..errors import LmplayError, UserError, long_names_refused
-from ..files import make_folder
+from ..errors import LmplayError, UserError, long_names_refused, nearest
 from ..plan.settings import find_model
+from ..signals import Stop, raise_stop
+
+if TYPE_CHECKING:
+    from ..checkpoints.trained import Trained
+
+DTYPES = ("float32", "bfloat16", "float16")
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def run(argv: list[str] | None) -> int:
-    """Write a folder.
+    """Write a model for other programs.
 
     :param argv: arguments; None = those of the process.
-    :return: the exit code: 0, or 2 for bad input.
+    :return: the exit code: 0, 2 for bad input, that of the request to stop.
     """
     try:
         options = _parser().read(argv)
+        _check(options)
+        if argv is None:
+            raise_stop()  # what is half written is removed
         with long_names_refused():
             _export(options)
         return 0
@@ -28,43 +38,72 @@ def run(argv: list[str] | None) -> int:
         for fault in error.faults if isinstance(error, UserError) else [error]:
             print(f"lmp_export: {fault}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt as stop:
+        with suppress(OSError):
+            print("\nlmp_export: stopped; nothing has been written.", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stop) else 130
 
 
 def _parser() -> Parser:
     """Describe the flags."""
-    parser = Parser(prog="lmp_export", usage="%(prog)s FOLDER [flags]", description="Write a model that lmp_trainer has trained as a folder of transformers: "
-                    "AutoModelForCausalLM.from_pretrained(FOLDER) opens it. Experiments hf:… can be written.")
-    parser.add_argument("folder", metavar="FOLDER", help="where to write; must not exist, or be empty")
-    parser.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")
-    parser.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
+    parser = Parser(prog="lmp_export", usage="%(prog)s MODEL FOLDER [flags]", description="Write a model that lmp_trainer has trained as a folder of "
+                    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER) opens it, without code of its own.")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a model file (.lmp), or its name in --out-dir")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write; what an earlier export has written there is replaced")
+    parser.add_argument("--state", metavar="NAME", default="latest",
+                        help="which state of the run: latest, best, a stage, or STAGE.best; MODEL.NAME.lmp is read (default: latest)")
     parser.add_argument("--raw", action="store_true", help="where the run keeps an average of the weights (--ema), take the weights themselves")
-    parser.further = {"raw"}
+    parser.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (default: float32)")
+    parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="the largest file of weights, such as 500MB (default: 5GB)")
+    parser.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer out")
+    parser.add_argument("--license", metavar="NAME", help="licence of the model, for its card: a name of the hub, such as apache-2.0")
+    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written; they are lost")
+    parser.further = {"raw", "max_shard_size", "overwrite", "license"}
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse values that are not allowed."""
+    if options.folder is None:
+        raise UserError("give a MODEL and a FOLDER to write: lmp_export mine exported. `lmp_export --help` says more.")
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", options.max_shard_size, re.IGNORECASE)
+    if size is None or float(size[1]) == 0:
+        raise UserError(f"--max-shard-size {options.max_shard_size}: allowed is a number above 0 with KB, MB or GB, such as 500MB.")
+    options.max_shard_size = int(float(size[1]) * _UNITS[size[2].upper()])
 
 
 def _export(options: argparse.Namespace) -> None:
     """Open the model, and write it whole or not at all."""
+    from .folder import check_target, written_whole
+
+    path = _file_of(options)
     folder = Path(options.folder).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: is there and not empty; give a folder that is not there yet.")
-    path = find_model(options.model, options.out_dir)
+    check_target(folder, path, options.overwrite)
     from ..checkpoints.trained import open_trained
-    from ..exp import split_name
+    from .card import write_card
+    from .written import write_model
 
     trained = open_trained(path, options.raw)
-    if not split_name(trained.experiment)[1]:
-        raise UserError(f"model {path}: is of the experiment {trained.experiment}, which transformers does not know; experiments hf:… can be written.")
-    make_folder(folder.parent, "folder of the export")
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
-        trained.module.save_pretrained(temporary)  # type: ignore[operator]
-        trained.tokenizer.save_pretrained(temporary)
-        if folder.exists():
-            folder.rmdir()
-        temporary.chmod(0o755)
-        temporary.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error}).") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    print(f"{path} is written as {folder}")
+    with written_whole(folder) as temporary:
+        about = write_model(temporary, trained, options)
+        write_card(temporary, trained, folder.resolve().name, options.state, about, options.license, not options.no_tokenizer)
+    print(f"{path}{_which(trained)} is written as {folder}: {about}")
+
+
+def _file_of(options: argparse.Namespace) -> Path:
+    """Find the file of a state of a model; raises UserError with those there are."""
+    path = find_model(options.model, options.out_dir, "MODEL")
+    if options.state == "latest":
+        return path
+    chosen = path.with_name(f"{path.stem}.{options.state}{path.suffix}")
+    if not chosen.is_file():
+        there = sorted(other.stem.removeprefix(f"{path.stem}.") for other in path.parent.glob(f"{path.stem}.*.lmp"))
+        raise UserError(f"--state {options.state}: there is no file {chosen}.{nearest(options.state, there)} {path.name} has the states "
+                        f"{', '.join(['latest', *there])}.")
+    return chosen
+
+
+def _which(trained: Trained) -> str:
+    """Say whether the weights are averages."""
+    return " (the average of its weights)" if trained.averaged else ""

@@ -12,6 +12,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def gelu(x: Tensor) -> Tensor:
+    """GELU as it is defined (Hendrycks and Gimpel 2016)."""
+    return functional.gelu(x)
+
+
 def squared_relu(x: Tensor) -> Tensor:
     """So et al. 2021, "Primer: Searching for Efficient Transformers for Language Modeling"."""
     return functional.relu(x).square()

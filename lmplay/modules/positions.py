@@ -30,6 +30,7 @@ class RotaryPositions(nn.Module):
                             "choose --embed-dim and --num-heads (or head_dim) so that a head is an even number wide.")
         if not base > 1:
             raise UserError(f"rope_base {base:g}: must be above 1; 10000 is usual.")
+        self.base = base
         frequencies = 1 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
         angles = torch.outer(torch.arange(context_len).float(), frequencies)
         self.register_buffer("cosine_LK", torch.cat([angles.cos(), angles.cos()], 1), persistent=False)

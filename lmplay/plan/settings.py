@@ -149,11 +149,12 @@ class Settings(Options):
         return {**values, "given": sorted(explicit)}
 
 
-def find_model(name: str | None, out_dir: str | None) -> Path:
+def find_model(name: str | None, out_dir: str | None, label: str = "--model") -> Path:
     """Find the model file that a program is to use.
 
     :param name: a file, or its name in the output folder; None = the newest model there.
     :param out_dir: the output folder; None = the default.
+    :param label: what the name is called in messages.
     :raises UserError: when there is none.
     """
     folder = Path(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
@@ -162,11 +163,11 @@ def find_model(name: str | None, out_dir: str | None) -> Path:
         try:
             check_is_file(path)
         except NotAFile as error:
-            raise UserError(f"--model {name}: cannot be read ({error.strerror}).") from None
+            raise UserError(f"{label} {name}: cannot be read ({error.strerror}).") from None
         if not path.exists():
             near = nearest_word(path.stem, [file.stem for file in path.parent.glob("*.lmp")])  # all ends of names are near each other
             hint = f" Did you mean '{near}.lmp'?" if near is not None else ""
-            raise UserError(f"--model {name}: there is no such file as {path}.{hint} Train one with lmp_trainer, or name another.")
+            raise UserError(f"{label} {name}: there is no such file as {path}.{hint} Train one with lmp_trainer, or name another.")
         return path
     found = sorted(folder.glob("*_model.lmp"), key=lambda path: path.stat().st_mtime)
     if not found:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -206,18 +205,6 @@ class Tokenizer:
             if type(error) is not Exception and not type(error).__module__.startswith("pyo3"):  # see _read_fast
                 raise
             raise UserError(f"tokenizer {self.name}: cannot turn {text[:40]!r} into tokens ({error}); choose another --tokenizer.") from None
-
-    def save_pretrained(self, folder: Path) -> None:
-        """Write the files that transformers reads a tokenizer from; raises UserError for the tokenizer of bytes, which it does not have."""
-        if self.spec["kind"] == "bytes":
-            raise UserError("the tokenizer of bytes has no form in transformers; choose another one for a model that is to be written for it.")
-        from transformers import PreTrainedTokenizerFast
-
-        fast = _read_fast(self.spec)
-        special = {"eos_token": fast.id_to_token(self.end_id), "bos_token": self.begin_text or None}
-        written = PreTrainedTokenizerFast(tokenizer_object=fast, **{name: token for name, token in special.items() if token})
-        written.chat_template = self.chat_template
-        written.save_pretrained(folder)
 
     def _with_starts(self, ids: np.ndarray, text: str) -> Encoded:
         """Add the positions to tokens whose bytes, joined, are the text: a character starts at each byte that is no UTF-8 continuation."""

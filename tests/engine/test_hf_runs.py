@@ -53,13 +53,13 @@ def test_a_run_begins_with_the_weights_and_resumes_without_the_folder(corpus, ca
         shutil.rmtree(folder, ignore_errors=True)
     assert compare_runs(corpus / "whole", corpus / "stopped") == []
     assert generate(["--model", "whole/hf_tiny_model.lmp", "--prompt", "A cat", "--max-tokens", "9"]) == 0
-    assert export(["written", "--model", "whole/hf_tiny_model.lmp"]) == 0
+    assert export(["whole/hf_tiny_model.lmp", "written"]) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained("written")
     state = load(corpus / "whole" / "hf_tiny_model.lmp")["model"]["state"]
     assert all(torch.equal(value, state[f"causal.{name}"]) for name, value in model.state_dict().items())
     assert transformers.AutoTokenizer.from_pretrained("written")("A cat")["input_ids"]
     (corpus / "written" / "mine.txt").write_text("kept")
-    assert export(["written", "--model", "whole/hf_tiny_model.lmp"]) == 2
+    assert export(["whole/hf_tiny_model.lmp", "written"]) == 2
     assert "lmp_export: written: is there and not empty" in capsys.readouterr().err
     assert (corpus / "written" / "mine.txt").read_text() == "kept"
     assert not [*corpus.glob(".written*")]

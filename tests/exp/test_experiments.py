@@ -57,7 +57,8 @@ def test_built_in_settings_are_ones_the_model_takes() -> None:
         assert accepted is not None
         assert set(experiment.settings) <= set(accepted)
     assert accepted_settings(TINY) == {"vocab_size": inspect.Parameter.empty, "context_len": inspect.Parameter.empty, "num_blocks": inspect.Parameter.empty,
-                                       "embed_dim": inspect.Parameter.empty, "num_heads": inspect.Parameter.empty, "dropout": 0.1, "tied_head": True}
+                                       "embed_dim": inspect.Parameter.empty, "num_heads": inspect.Parameter.empty, "dropout": 0.1, "tied_head": True,
+                                       "activation": "gelu_tanh"}
 
 
 def test_the_defaults_of_a_constructor_hold_unless_somebody_says_otherwise(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""`lmp_export`: what is in the folder, that transformers writes the same texts, which state it is, and what is refused or kept."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from exported import logits, model_file, stirred, their_logits
+from helpers import ENVIRONMENT, TINY, sentences, write_rows
+
+from lmplay.checkpoints.trained import open_trained
+from lmplay.export.command import run
+from lmplay.generate.command import run as generate
+from lmplay.tokenizer import load_tokenizer, train_tokenizer
+from lmplay.train.__main__ import main
+
+transformers = pytest.importorskip("transformers")
+PROMPTS = ["The cat", "A dog", "Größe", "日本", "12 + 3", "once upon", "x", "It", "\"No\"", "we are", "Zürich", "sat on", "number 7", "I", "day", "then",
+           "slept.", "but", "he said", "…"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LMP_DATASETS", raising=False)
+    return tmp_path
+
+
+def refused(capsys, *arguments) -> str:
+    assert run([str(argument) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("lmp_export: ")
+    return said
+
+
+@pytest.mark.parametrize("experiment", ["gpt2ish", "llamaish", "modern", "unified"])
+def test_greedy_texts_of_twenty_prompts_are_the_same(capsys, experiment):
+    tokenizer = train_tokenizer(iter([sentences(30)] * 3), 300) if experiment != "llamaish" else load_tokenizer("bytes")
+    model_file(Path("m.lmp"), experiment, tokenizer, **({"front_factor": 2.0} if experiment == "unified" else {}))
+    assert run(["./m.lmp", "out"]) == 0
+    Path("prompts.txt").write_text("\n".join(PROMPTS))
+    capsys.readouterr()
+    assert generate(["--model", "./m.lmp", "--prompts", "prompts.txt", "--greedy", "--json", "--max-tokens", "12", "--device", "cpu"]) == 0
+    ours = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    model, theirs = transformers.AutoModelForCausalLM.from_pretrained("out"), transformers.AutoTokenizer.from_pretrained("out")
+    for prompt, text in zip(PROMPTS, ours, strict=True):
+        inputs = theirs(theirs.eos_token + prompt, return_tensors="pt")
+        new = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1]:]
+        assert theirs.decode(new, skip_special_tokens=True).encode() == text.encode()
+    assert len({*ours}) > 5
+
+
+def test_a_folder_has_all_that_transformers_needs_and_a_card():
+    model_file(Path("m.lmp"), forms={"one": [{"source": "a", "form": "title", "chat": None}]})
+    assert run(["./m.lmp", "new/out", "--license", "apache-2.0"]) == 0
+    names = {path.name for path in Path("new/out").iterdir()}
+    assert names == {"README.md", "config.json", "generation_config.json", "lmplay.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert [path.name for path in Path("new").iterdir()] == ["out"]
+    card = Path("new/out/README.md").read_text()
+    assert "license: apache-2.0" in card
+    assert "library_name: transformers" in card
+    assert "LlamaForCausalLM" in card
+    program = re.search(r"```python\n(.*?)```", card, re.S)[1]
+    assert r'"A title\n\n"' in program
+    config = json.loads(Path("new/out/config.json").read_text())
+    assert (config["architectures"], config["eos_token_id"], config["dtype"]) == (["LlamaForCausalLM"], 256, "float32")
+    os.chdir("new")
+    exec(compile(program, "README.md", "exec"), {})
+
+
+def test_weights_have_the_type_and_the_files_the_size_that_were_asked_for():
+    model_file(Path("m.lmp"), "modern")
+    assert run(["./m.lmp", "out", "--dtype", "bfloat16", "--max-shard-size", "0.02MB", "--no-tokenizer"]) == 0
+    shards = sorted(Path("out").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert all(shard.stat().st_size < 25_000 for shard in shards)
+    assert not [*Path("out").glob("tokenizer*")]
+    assert transformers.AutoModelForCausalLM.from_pretrained("out").dtype == torch.bfloat16
+    tokens = torch.arange(20)[None]
+    torch.testing.assert_close(their_logits(Path("out"), tokens), logits(stirred("modern", 257), tokens), rtol=0.05, atol=0.1)
+
+
+def test_numbers_that_float16_lacks_are_refused(capsys):
+    model_file(Path("m.lmp"))
+    content = torch.load("m.lmp", weights_only=True)
+    content["model"]["state"]["final_norm.weight"][3] = 1e6
+    torch.save(content, "m.lmp")
+    assert "--dtype float16: model.norm.weight has numbers that are too large for it" in refused(capsys, "./m.lmp", "out", "--dtype", "float16")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("chat", ["plain", "tokenizer"])
+def test_chats_are_written_as_in_training(chat):
+    from lmplay.writing.prompting import recorded
+
+    template = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}" \
+               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    spec = train_tokenizer(iter([sentences(30)] * 3), 300).spec
+    tokenizer = type(load_tokenizer("bytes"))({**spec, "chat_template": template})
+    forms = {"one": [{"source": "a", "form": "chat", "chat": chat}]}
+    model_file(Path("m.lmp"), tokenizer=tokenizer, forms=forms)
+    assert run(["./m.lmp", "out"]) == 0
+    theirs = transformers.AutoTokenizer.from_pretrained("out")
+    assert (theirs.chat_template == template) is (chat == "tokenizer")
+    ids = theirs.apply_chat_template([{"role": "user", "content": "The cat?"}], add_generation_prompt=True, return_dict=True)["input_ids"]
+    expected = recorded(tokenizer, forms).ids("The cat?")
+    assert tokenizer.decode(ids) == tokenizer.decode(expected)
+    assert "add_generation_prompt=True" in Path("out/README.md").read_text()
+
+
+def test_a_template_that_was_not_used_is_left_out():
+    spec = train_tokenizer(iter([sentences(30)] * 3), 300).spec
+    model_file(Path("m.lmp"), tokenizer=type(load_tokenizer("bytes"))({**spec, "chat_template": "{{ messages }}"}))
+    assert run(["./m.lmp", "out"]) == 0
+    assert transformers.AutoTokenizer.from_pretrained("out").chat_template is None
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two stages that keeps averages."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_rows(folder / "rows.jsonl", [{"text": sentences(2)} for _ in range(60)])
+    (folder / "plan.json").write_text(json.dumps({name: {"dataset": str(folder / "rows.jsonl"), "samples": 20} for name in ("one", "two")}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("LMP_DATASETS", raising=False)
+        flags = ["--training-plan", "plan.json", "--model", "mine", "--batch-size", "5", "--ema", "0.5", "--lr", "0.01", "--validation-interval", "10"]
+        assert main([*TINY, *flags, "--quiet"]) == 0
+    return folder
+
+
+def test_any_state_of_a_run_by_its_name_averaged_or_raw(trained, capsys):
+    out = str(trained / "out_gpt")
+    tokens = torch.arange(30)[None] + 60
+    seen = []
+    for flags, file, raw in (([], "mine", False), (["--raw"], "mine", True), (["--state", "one"], "mine.one", False),
+                             (["--state", "best"], "mine.best", False)):
+        assert run(["mine", "x", "--out-dir", out, *flags]) == 0
+        expected = logits(open_trained(trained / f"out_gpt/{file}.lmp", raw).module, tokens)
+        torch.testing.assert_close(their_logits(Path("x"), tokens), expected, rtol=0, atol=1e-5)
+        seen.append(expected)
+        assert ("the average of its weights" in capsys.readouterr().out) is not raw
+    assert not torch.allclose(seen[0], seen[1], atol=1e-4)
+    assert not torch.allclose(seen[0], seen[2], atol=1e-4)
+    assert "--state tow: there is no file" in refused(capsys, "mine", "y", "--out-dir", out, "--state", "tow")
+    text = refused(capsys, "mine", "y", "--out-dir", out, "--state", "on")
+    assert "mine.lmp has the states latest, best, one, " in text
+
+
+def test_the_card_has_plan_data_figures_and_curve_and_no_folder_of_this_machine(trained):
+    assert run(["mine", "out", "--out-dir", str(trained / "out_gpt")]) == 0
+    card = Path("out/README.md").read_text()
+    stats = json.loads((trained / "out_gpt/mine_validate_stats.json").read_text())
+    assert f"| {stats['columns']['loss'][-1]:.4f} |" in card
+    assert str(trained) not in card + Path("out/lmplay.json").read_text() + Path("out/tokenizer_config.json").read_text()
+    assert '"samples": 20' in card
+    assert "| `rows.jsonl` | unknown |" in card
+    assert "license: unknown" in card
+    assert "| one | 20 |" in card
+    assert "![Loss over the training](curve.png)" in card
+    assert Path("out/curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_files_of_others_are_kept_and_an_export_is_replaced(capsys):
+    model_file(Path("m.lmp"))
+    Path("out").mkdir()
+    assert run(["./m.lmp", "out"]) == 0
+    assert run(["./m.lmp", "out", "--dtype", "bfloat16"]) == 0
+    assert json.loads(Path("out/config.json").read_text())["dtype"] == "bfloat16"
+    Path("out/mine.txt").write_text("kept")
+    assert "out: is there and not empty, and lmp_export has not written mine.txt in it" in refused(capsys, "./m.lmp", "out")
+    assert Path("out/mine.txt").read_text() == "kept"
+    assert run(["./m.lmp", "out", "--overwrite"]) == 0
+    assert not Path("out/mine.txt").exists()
+    Path("file").write_text("kept")
+    assert "file: is not a folder" in refused(capsys, "./m.lmp", "file", "--overwrite")
+    Path("link").symlink_to("out")
+    assert "link: is a link" in refused(capsys, "./m.lmp", "link", "--overwrite")
+    assert "holds the model file or the current folder" in refused(capsys, "./m.lmp", ".", "--overwrite")
+
+
+def test_a_fault_on_the_way_leaves_nothing_and_what_was_there(capsys, monkeypatch):
+    model_file(Path("m.lmp"))
+    assert run(["./m.lmp", "out"]) == 0
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lmplay.export.card.write_card", full)
+    assert "out: cannot be written (No space left on device); nothing has been changed" in refused(capsys, "./m.lmp", "out", "--dtype", "bfloat16")
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert sorted(path.name for path in Path().iterdir()) == ["m.lmp", "out"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line():
+    model_file(Path("m.lmp"))
+    program = "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n" \
+              "from lmplay.export.__main__ import main\nsys.exit(main(['./m.lmp', 'out']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "out: cannot be written (" in done.stderr
+    assert [path.name for path in Path().iterdir()] == ["m.lmp"]
+
+
+def test_what_cannot_be_is_refused_in_a_line(capsys):
+    model_file(Path("m.lmp"), "modern", soft_cap=9.0)
+    assert "computes what Modern does with soft_cap" in refused(capsys, "./m.lmp", "out")
+    assert "MODEL nowhere: there is no such file" in refused(capsys, "nowhere", "out")
+    assert "invalid choice: 'int4'" in refused(capsys, "./m.lmp", "out", "--dtype", "int4")
+    assert "--max-shard-size 5: allowed is" in refused(capsys, "./m.lmp", "out", "--max-shard-size", "5")
+    Path("m.lmp").write_bytes(b"not one")
+    assert "damaged, or not a checkpoint" in refused(capsys, "./m.lmp", "out")
+    assert not Path("out").exists()
+
