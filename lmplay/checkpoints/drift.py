@@ -8,13 +8,13 @@ from typing import Any
 
 from ..plan.curriculum import DATA_RULES, Curriculum, changed_sets, changes_to_come, show
 from ..plan.load import plan_from_json
-from ..plan.options import FLAGS, Change
+from ..plan.options import CHANGING, FLAGS, Change
 from ..plan.schema import Plan
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
 from . import format as checkpoint
 
 # Settings that are compared by stage, below flags and plan.
-_BY_STAGE = [*(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE), "weight_decay_schedule"]
+_BY_STAGE = [*(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE), *(f"{key}_schedule" for key in CHANGING)]
 
 
 def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> list[str]:
@@ -56,7 +56,7 @@ def _by_stage(before: Settings, plan: Plan, stage_settings: dict[str, StageSetti
     found: dict[str, list[str]] = {}
     for stage in plan.stages:
         if stage.name in stage_settings:
-            old, new = resolve_stage(before, stage, max(context_len, stage.context_len or 0)), stage_settings[stage.name]
+            old, new = resolve_stage(before, stage, max(context_len, stage.longest_context)), stage_settings[stage.name]
             for name in _BY_STAGE:
                 if getattr(old, name) != getattr(new, name):
                     found.setdefault(f"{name} {_word(getattr(old, name))} -> {_word(getattr(new, name))}", []).append(f"'{stage.name}'")

@@ -259,6 +259,7 @@ class _Position(_Base):
     ended: bool
     waiting: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]]
     given: NotRequired[_Count]
+    at: NotRequired[list[Annotated[float, Field(ge=0, le=1)]]]  # of a stage whose batch size or context length changes
 
 
 _StageState = _exactly(StageState, ("name", "done", "fingerprints"), extra="allow", position=Annotated[_Position, AfterValidator(_position)] | None,

@@ -44,6 +44,16 @@ class Cutting(Protocol):
         """Give the pieces of each sample, with what came with it, in order; what reading or preparing a sample raises comes when it is that sample's turn."""
 
 
+class Sizes(Protocol):
+    """Batch size and context length of a stage, as functions of its progress (0 to 1) up to the batch that is made."""
+
+    def batch_size(self, progress: float) -> int:
+        """Give the most pieces of the batch."""
+
+    def prepare(self, sample: Sample, progress: float) -> list[Piece]:
+        """Make the unit of a sample that is read for the batch."""
+
+
 class Halted(BaseException):
     """Raised instead of giving the next sample when nobody wants it any more; not an Exception, so that no handler of errors catches it."""
 
@@ -93,6 +103,7 @@ class Unit:
     pieces: list[Piece]
     shares: tuple[float | None, float | None]  # of the stage, without it and with it
     placed: int = 0
+    at: float = 0.0  # progress of the stage at which it was prepared, where context lengths change
 
     @property
     def progress(self) -> float | None:
@@ -110,7 +121,7 @@ class Batcher:
     """
 
     def __init__(self, samples: Samples, prepare: Prepare, batch_size: int, most_tokens: int | None = None, *, spread: bool = False,
-                 cutting: Cutting | None = None, halted: Callable[[], bool] = lambda: False):
+                 cutting: Cutting | None = None, halted: Callable[[], bool] = lambda: False, sizes: Sizes | None = None):
         """
         :param samples: read from where they are.
         :param prepare: makes the unit of a sample, such as :meth:`lmplay.data.continuation.Cutter.cut`.
@@ -119,12 +130,16 @@ class Batcher:
         :param spread: divide long units among batches.
         :param cutting: prepares the samples, perhaps ahead and elsewhere; None = here, sample by sample. The batches are the same.
         :param halted: asked before each sample; once it says True, :class:`Halted` is raised.
+        :param sizes: instead of `batch_size` and `prepare`, where they change; `cutting` must not prepare ahead then.
         """
         self._samples = samples
+        self._sizes, self._at = sizes, 0.0
+        if sizes is not None:
+            cutting = cutting or (lambda reads: ((sizes.prepare(sample, self._at), after) for sample, after in reads))
         self._cutting = cutting or (lambda reads: ((prepare(sample), after) for sample, after in reads))
         self._batch_size = batch_size
         self._most_tokens = most_tokens
-        self._most_of_unit = max(1, batch_size // _SHARE) if spread else None
+        self._spread = spread
         self._halted = halted
         self._read = self._tokens = 0
         self._ended = False  # the end of the samples has been seen
@@ -139,8 +154,12 @@ class Batcher:
         """The position of the samples after the last that was taken; a `cutting` that works ahead has read further."""
         return self._reached
 
-    def next(self) -> Batch | None:
-        """Give the next batch, or None when every unit is in one."""
+    def next(self, progress: float = 0.0) -> Batch | None:
+        """Give the next batch, or None when every unit is in one.
+
+        :param progress: of the batch before, where sizes change with it; 0 at the beginning.
+        """
+        self._go_to(progress)
         pieces: list[Piece] = []
         still: list[Unit] = []
         for unit in self._waiting:
@@ -157,17 +176,18 @@ class Batcher:
         if not pieces:
             return None
         broken = sum(unit.placed > 0 and not self._spreads(unit) for unit in self._waiting)
-        progress = self._waiting[0].progress if self._waiting else self._share_read()
+        reached = self._waiting[0].progress if self._waiting else self._share_read()
         empty, self.empty = self.empty, 0
-        return Batch(pieces, self.state(), broken, progress, empty)
+        return Batch(pieces, self.state(), broken, reached, empty)
 
     def state(self) -> dict[str, Any]:
         """Give the position: where the oldest unit that waits begins, which wait, and how many of their pieces are in batches already."""
         if not self._waiting:
             return {"samples": self._reached, "read": self._read, "tokens": self._tokens, "until": self._read, "ended": self._ended, "waiting": []}
         oldest = self._waiting[0]
+        at = {} if self._sizes is None else {"at": [unit.at for unit in self._waiting]}
         return {"samples": oldest.before, "read": oldest.ordinal, "tokens": oldest.tokens, "until": self._read, "ended": self._ended,
-                "waiting": [[unit.ordinal, unit.placed] for unit in self._waiting]}
+                "waiting": [[unit.ordinal, unit.placed] for unit in self._waiting], **at}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position: what waited is read again."""
@@ -175,7 +195,11 @@ class Batcher:
         self._read, self._tokens = state["read"], state["tokens"]
         self._start()
         placed = dict(state["waiting"])
-        while self._read < state["until"] and (read := self._read_one()) is not None:
+        prepared_at = dict(zip(placed, state.get("at", ()), strict=False))
+        while self._read < state["until"]:
+            self._at = prepared_at.get(self._read, 0.0)
+            if (read := self._read_one()) is None:
+                break
             if read.ordinal in placed:
                 read.placed = min(placed[read.ordinal], len(read.pieces) - 1)  # fewer pieces, where the rules of cutting have changed
                 self._waiting.append(read)
@@ -212,15 +236,25 @@ class Batcher:
         self._reached, self._progress = after
         self._read += 1
         self._tokens += sum([piece.n_truth for piece in pieces])
-        return Unit(ordinal, before, tokens, pieces, (share, self._share_read()))
+        return Unit(ordinal, before, tokens, pieces, (share, self._share_read()), at=self._at)
 
     def _share_read(self) -> float | None:
         """Give the share of the stage that has been read."""
         return self._progress if self._most_tokens is None else min(1.0, self._tokens / self._most_tokens)
 
+    def _go_to(self, progress: float) -> None:
+        """Take the sizes of this progress from here on."""
+        if self._sizes is not None:
+            self._at, self._batch_size = progress, self._sizes.batch_size(progress)
+
+    @property
+    def _most_of_unit(self) -> int:
+        """The most pieces that a unit which is spread gives to a batch."""
+        return max(1, self._batch_size // _SHARE)
+
     def _spreads(self, unit: Unit) -> bool:
         """Tell whether a unit is divided among batches on purpose."""
-        return self._most_of_unit is not None and len(unit.pieces) > self._most_of_unit
+        return self._spread and len(unit.pieces) > self._most_of_unit
 
     def _fill(self, pieces: list[Piece]) -> None:
         """Fill up one of the last batches with more of the units that are divided."""
@@ -236,7 +270,6 @@ class Batcher:
         left = unit.pieces[unit.placed:]
         free = self._batch_size - len(pieces)
         if self._spreads(unit):
-            assert self._most_of_unit is not None
             taken = left[:min(free, self._most_of_unit)]
             pieces += taken
             unit.placed += len(taken)
@@ -252,28 +285,30 @@ class ShuffledBatcher(Batcher):
     A window is units of at least 16 batches together; its batches are equally long, up to one piece.
     """
 
-    def next(self) -> Batch | None:
-        """See :class:`Batcher`."""
+    def next(self, progress: float = 0.0) -> Batch | None:
+        """See :class:`Batcher`; sizes change from one window to the next."""
         while self._given == self._n_batches:
+            self._go_to(progress)
             if not self._read_window():
                 return None
         begin, end = (len(self._window) * number // self._n_batches for number in (self._given, self._given + 1))
         self._given += 1
         before, after = self._shares
-        progress = None if before is None or after is None else before + (after - before) * self._given / self._n_batches
+        reached = None if before is None or after is None else before + (after - before) * self._given / self._n_batches
         empty, self.empty = self.empty, 0
-        return Batch(self._window[begin:end], self.state(), 0, progress, empty)
+        return Batch(self._window[begin:end], self.state(), 0, reached, empty)
 
     def state(self) -> dict[str, Any]:
         """Give the position: where the window begins, and how many of its batches have been given."""
         if self._given == self._n_batches:
             return {**super().state(), "given": 0}
-        return {**self._before, "given": self._given}
+        return {**self._before, "given": self._given, **({} if self._sizes is None else {"at": [self._at]})}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position: the window is read again."""
         super().restore(state)
         if state.get("given"):
+            self._go_to(next(iter(state.get("at", ())), 0.0))
             self._read_window()
             if state["given"] > self._n_batches:
                 raise ValueError("beyond the end of a window")

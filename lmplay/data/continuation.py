@@ -108,6 +108,10 @@ class Cutter:
         """Pickle the arguments of the constructor."""
         return Cutter, (self._tokenizer, self.context_len, self._estimate)
 
+    def with_context(self, context_len: int) -> Cutter:
+        """Make one for another context length."""
+        return Cutter(self._tokenizer, context_len, self._estimate)
+
     def cut(self, sample: Sample) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text, or the answers of its chat.
 

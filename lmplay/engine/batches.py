@@ -4,12 +4,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 from ..data.batcher import Batch, Batcher, ShuffledBatcher
 from ..data.collate import MiniBatch, collate
-from ..data.continuation import Piece
+from ..data.continuation import Cutter, Piece
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.stream import SampleStream
@@ -88,10 +89,46 @@ def position_of(stage: str) -> Iterator[None]:
                         "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
 
 
-def open_batcher(stage: OpenStage, samples: SampleStream, prepare: Callable[[Sample], list[Piece]], **options: Any) -> Batcher:
-    """Make what fills a stage's batches, from the beginning of the samples on; `options` are those of :class:`lmplay.data.batcher.Batcher`."""
+class StageSizes:
+    """The sizes of a stage whose batch size or context length changes, see :class:`lmplay.data.batcher.Sizes`."""
+
+    def __init__(self, stage: OpenStage, cutter: Cutter):
+        """
+        :param cutter: for the longest context.
+        """
+        self._settings, self._prepare = stage.settings, stage.objective.prepare
+        self._cutters = {cutter.context_len: cutter}
+
+    def batch_size(self, progress: float) -> int:
+        """See :class:`lmplay.data.batcher.Sizes`."""
+        chain = self._settings.batch_size_schedule
+        return self._settings.batch_size if chain is None else round(chain.at(progress))
+
+    def context_len(self, progress: float) -> int:
+        """Give the most tokens of a piece."""
+        chain = self._settings.context_len_schedule
+        return self._settings.context_len if chain is None else round(chain.at(progress))
+
+    def prepare(self, sample: Sample, progress: float) -> list[Piece]:
+        """See :class:`lmplay.data.batcher.Sizes`."""
+        length = self.context_len(progress)
+        if length not in self._cutters:
+            longest = max(self._cutters)
+            self._cutters = {longest: self._cutters[longest], length: self._cutters[longest].with_context(length)}
+        return self._prepare(sample, self._cutters[length])
+
+
+def open_batcher(stage: OpenStage, samples: SampleStream, cutter: Cutter, **options: Any) -> Batcher:
+    """Make what fills a stage's batches, from the beginning of the samples on.
+
+    :param cutter: for the stage's context length.
+    :param options: those of :class:`lmplay.data.batcher.Batcher`.
+    """
     pieces = stage.data.pieces if stage.objective.divides_samples else "together"
-    size, most_tokens = stage.settings.batch_size, stage.stage.tokens
+    settings, most_tokens = stage.settings, stage.stage.tokens
+    size, prepare = settings.batch_size, partial(stage.objective.prepare, cutter=cutter)
+    if settings.batch_size_schedule is not None or settings.context_len_schedule is not None:
+        options["sizes"] = StageSizes(stage, cutter)
     if pieces == "shuffled":
         return ShuffledBatcher(samples, prepare, size, most_tokens, **options)
     return Batcher(samples, prepare, size, most_tokens, spread=pieces == "spread", **options)
@@ -100,20 +137,22 @@ def open_batcher(stage: OpenStage, samples: SampleStream, prepare: Callable[[Sam
 class Batches:
     """Gives a stage's batches from where its state says."""
 
-    def __init__(self, stage: OpenStage, prepare: Callable[[Sample], list[Piece]], grouping: Grouping, token_budget: Callable[[], int], workers: int,
-                 accuracy_pieces: int, steps_done: int = 0):
+    def __init__(self, stage: OpenStage, cutter: Cutter, grouping: Grouping, token_budget: Callable[[], int], workers: int,
+                 accuracy_pieces: int, steps_done: int = 0, progress: float = 0.0):
         """
-        :param prepare: makes the pieces of a sample.
+        :param cutter: for the stage's context length.
         :param token_budget: asked for each batch when it is made.
         :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
         :param accuracy_pieces: the first pieces of each batch, on which word accuracy is measured: cheap where they are few, and enough for a curve.
         :param steps_done: of a stage whose length is in steps.
+        :param progress: of the stage so far, where its sizes change with it.
         """
         self.stream = stage.data.open_samples()
-        self._stage, self._prepare, self._grouping, self._token_budget, self._workers = stage, prepare, grouping, token_budget, workers
+        self._stage, self._cutter, self._grouping, self._token_budget = stage, cutter, grouping, token_budget
+        self._workers = workers if stage.settings.context_len_schedule is None else min(workers, 1)  # how samples are cut is not known ahead of the batch
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
         self._accuracy_pieces = range(accuracy_pieces)
-        self._steps, self._steps_done = stage.stage.steps, steps_done
+        self._steps, self._steps_done, self._progress = stage.stage.steps, steps_done, progress
         self._told_apart = len(stage.data.sources) > 1
         self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
         self.start, self.close = self._prefetch.start, self._prefetch.close
@@ -135,17 +174,19 @@ class Batches:
 
         What is shared with them is only read: sources, tokenizer and cutter; no random numbers are drawn.
         """
-        with Workers(self._prepare, self._workers) if self._workers > 1 else nullcontext() as workers:
-            batcher = open_batcher(self._stage, self.stream, self._prepare, cutting=workers.cut if workers else None, halted=halted)
+        progress: float | None = self._progress
+        with Workers(partial(self._stage.objective.prepare, cutter=self._cutter), self._workers) if self._workers > 1 else nullcontext() as workers:
+            batcher = open_batcher(self._stage, self.stream, self._cutter, cutting=workers.cut if workers else None, halted=halted)
             if self._position is not None:
                 with position_of(self._stage.stage.name):
                     batcher.restore(self._position)
             for number in count(self._steps_done + 1):
-                batch = batcher.next() if self._steps is None or number <= self._steps else None
+                batch = batcher.next(progress or 0.0) if self._steps is None or number <= self._steps else None
                 if batch is None:
                     break
                 if self._steps is not None:
                     batch = replace(batch, progress=number / self._steps)
+                progress = batch.progress
                 budget = self._token_budget()
                 sources = [piece.sample.source for piece in batch.pieces] if self._told_apart else []
                 yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, self._accuracy_pieces)

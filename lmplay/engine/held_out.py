@@ -109,7 +109,7 @@ class HeldOut:
         if not units:
             return {}
         tokens = fmean(_count(unit) for unit in units)
-        batches = fmean(len(unit) for unit in units) / self._stage.settings.batch_size  # a sample's share of a batch
+        batches = fmean(len(unit) for unit in units) / self._stage.settings.at_mean(stage.steps is not None).batch_size  # a sample's share of a batch
         total = self._stage.data.open_samples().total
         if total is None and stage.tokens is None and stage.steps is None:
             return {}

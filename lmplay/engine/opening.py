@@ -43,7 +43,7 @@ from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.names import CODE
-from ..plan.options import FLAGS, Change
+from ..plan.options import CHANGING, FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
 from ..plan.used import flat_settings
@@ -147,7 +147,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
             if not data.length_is_known:
                 needing = [f"lr_schedule {settings.lr_schedule.in_words()}"] if settings.lr_schedule.needs_length else []
-                needing += ["weight_decay as a list of parts"] if settings.weight_decay_schedule is not None else []
+                needing += [f"{key} as a list of parts" for key in CHANGING if getattr(settings, f"{key}_schedule") is not None]
                 needing += ["a warmup below 1"] if 0 < settings.warmup < 1 else []
                 faults.lines += [f"stage '{stage.name}': {key} needs a length that is known; give samples, tokens or steps." for key in needing]
             differences = _note_changes(found)
@@ -395,7 +395,7 @@ def _without_left_out(ahead: Outline | None, settings: Settings, plan: Plan, lef
     if "num_heads" in args and {"embed_dim", "num_heads"} & left_out:
         args["num_heads"] = 1
     if {"exp", "context_len"} & left_out:
-        args["context_len"] = max([args["context_len"], *(stage.context_len or 0 for stage in plan.stages)])
+        args["context_len"] = max([args["context_len"], *(stage.longest_context for stage in plan.stages)])
     return replace(ahead, spec=replace(ahead.spec, args=args)), not {"exp", "num_blocks", "settings"} & left_out
 
 

@@ -68,7 +68,7 @@ def stages_of_checkpoint(stored: dict[str, Any], curriculum: Curriculum, context
     if "stages" in arguments:
         return dict(arguments["stages"])
     before = settings_from_json(arguments["settings"])
-    return {stage.name: stage_settings(stage, resolve_stage(before, stage, max(context_len, stage.context_len or 0)))
+    return {stage.name: stage_settings(stage, resolve_stage(before, stage, max(context_len, stage.longest_context)))
             for stage, state in zip(curriculum.plan.stages, curriculum.states, strict=True) if state.done}
 
 

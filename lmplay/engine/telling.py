@@ -11,6 +11,7 @@ from ..data.stream import describe_losses
 from ..device.compiled import Compiled
 from ..device.memory import memory_there, peak_memory
 from ..plan.schema import Stage
+from ..plan.settings import StageSettings
 from ..report.hints import hints
 from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop
 from ..stats.totals import HELD_OUT
@@ -34,18 +35,24 @@ def run_start(run: Run) -> RunStart:
     hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, partial(_steps, run))
     return RunStart(
         files(run), model.experiment, count, model.args, model.tokenizer.name, model.tokenizer.vocab_size, str(runtime.device), runtime.precision,
-        settings.compile_model, list(dict.fromkeys(stage.settings.batch_size for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,
+        settings.compile_model, list(dict.fromkeys(_range(stage.settings) for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,
         settings.mini_batch_tokens, needed, memory_there(runtime.device), _outlines(run), run.record.progress.samples, resumed, run.changes, hinted,
         run.interrupt.deadline - time.monotonic() if settings.time_limit is not None else None,
         {name: getattr(settings, name) for name in sorted(settings.explicit)})
+
+
+def _range(settings: StageSettings) -> int | str:
+    """Say what the batch size is, or from where to where it goes."""
+    chain = settings.batch_size_schedule
+    return settings.batch_size if chain is None else f"{min(chain.values):.0f} to {max(chain.values):.0f}"
 
 
 def stage_start(run: Run, stage: StageRunner) -> StageStart:
     """Say what a stage reads, and how it trains."""
     settings, entry, data = stage.settings, stage.entry, stage.data
     rows, held_out = (dict(zip(data.names, counts, strict=True)) for counts in (data.rows_per_epoch(), data.held_out_rows()))
-    return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.batch_size,
-                      settings.context_len, settings.lr, settings.lr_schedule.in_words(), stage.n_frozen, entry["floor_nats_per_token"],
+    return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.in_words("batch_size"),
+                      settings.in_words("context_len"), settings.lr, settings.lr_schedule.in_words(), stage.n_frozen, entry["floor_nats_per_token"],
                       entry["floor_bits_per_byte"], stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads,
                       stage.named_sets.in_words())
 
@@ -155,7 +162,8 @@ def _steps(run: Run) -> float:
     """Count the steps of the stages at least, as far as their lengths are known: a sample may have several pieces."""
     steps = 0.0
     for open_stage in run.stages.values():
-        stage, settings = open_stage.stage, open_stage.settings
+        stage = open_stage.stage
+        settings = open_stage.settings.at_mean(stage.steps is not None)
         in_tokens = stage.tokens / (settings.batch_size * settings.context_len) if stage.tokens is not None else 0
         steps += stage.steps or in_tokens or (_total_samples(run, stage) or 0) / settings.batch_size
     return steps

@@ -17,6 +17,8 @@ from .names import CODE, OPTIMIZERS, in_words
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
 SMALLEST_CONTEXT = 16
+# The keys of a stage whose values may change over it, by parts of a schedule, and the lowest value of each.
+CHANGING = {"batch_size": 1, "context_len": SMALLEST_CONTEXT, "weight_decay": 0}
 # The largest whole number that any flag or key takes: more tokens than there are, and still exact as a float.
 MOST = 10**15
 
@@ -304,7 +306,7 @@ class Options:
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
     plot_schedule: str | None = _flag(None, _R, matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf"), "FILE", "draw learning rate, batch "
-                                      "size and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
+                                      "size, context length and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
     show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)

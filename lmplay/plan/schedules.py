@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import harmonic_mean
 from typing import Any
 
 from ..errors import UserError
@@ -19,6 +20,8 @@ REST = "rest"
 _SHARE = "share"
 # Shares are sums of decimal fractions.
 _ROUNDING = 1e-9
+# Places of a stage that the mean of a schedule is taken over.
+_MEAN_OF = 256
 
 
 class ScheduleFault(ValueError):
@@ -108,6 +111,14 @@ class Chain:
         """Whether validations change its value."""
         return any(part.name == PLATEAU for part in self.parts)
 
+    @property
+    def values(self) -> list[float]:
+        """The values at the ends of its parts, between which all others are; those that a plateau's drops lead to are not known."""
+        found = [self.begin.start]
+        for part in self.parts:
+            found += [found[-1] if part.start is None else part.start] + ([] if part.end is None else [part.end])
+        return found
+
     def move(self, place: Place, now: Mapping[str, float | None]) -> Place:
         """Go on to the part that comes now.
 
@@ -135,6 +146,11 @@ class Chain:
         """Give the value at a share of the stage, of a schedule that depends on that alone."""
         now = {"progress": min(1.0, max(0.0, progress))}
         return self.value(self.move(self.begin, now), now)
+
+    def mean(self, harmonic: bool = False) -> float:
+        """Give the mean of its values over the stage, for a schedule that depends on the progress alone; `harmonic` = of those above 0 their harmonic mean."""
+        values = [self.at((number + 0.5) / _MEAN_OF) for number in range(_MEAN_OF)]
+        return harmonic_mean(values) if harmonic else math.fsum(values) / len(values)
 
     def judged(self, place: Place, loss: float) -> Place:
         """Take note of a validation.

@@ -28,7 +28,7 @@ from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, PLATEAU, SCHEDULE_SETTINGS, SCHEDULES, VALUE_SCHEDULES, in_words, objectives
-from .options import FLAGS, MOST, Number
+from .options import CHANGING, FLAGS, MOST, Number
 from .schedules import REST, UNITS, Chain, ScheduleFault, chain_of
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
@@ -258,6 +258,14 @@ class ValuePart(PartOfSchedule):
     name: ValueScheduleName = Field(title="Shape", description=in_words([*VALUE_SCHEDULES]))
 
 
+_IN_PARTS = 'a list of parts such as {"name": ..., "from": ..., "to": ..., "steps": ...}'
+_ONE_OR_PARTS = Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")
+ValueParts = Annotated[list[ValuePart], Field(min_length=1), Tag("[parts]")]
+BatchSize = Annotated[Annotated[int, Field(ge=CHANGING["batch_size"], le=MOST), Tag("[one]")] | ValueParts, _ONE_OR_PARTS]
+ContextLen = Annotated[Annotated[int, Field(ge=CHANGING["context_len"], le=MOST), Tag("[one]")] | ValueParts, _ONE_OR_PARTS]
+WeightDecay = Annotated[Annotated[float, Field(ge=CHANGING["weight_decay"]), Tag("[one]")] | ValueParts, _ONE_OR_PARTS]
+
+
 class Optimizer(Part):
     """What updates the weights, and its settings where they differ from its defaults."""
 
@@ -361,8 +369,8 @@ class Overrides(Part):
     samples: Count | None = option("Length in samples", "a whole number, 1 or more")
     tokens: Count | None = option("Length in tokens to be learned", "a whole number, 1 or more")
     steps: Count | None = option("Length in optimizer steps", "a whole number, 1 or more")
-    batch_size: int | None = flag_key("batch_size", "stage")
-    context_len: int | None = flag_key("context_len", "stage")
+    batch_size: BatchSize | None = flag_key("batch_size", "stage", f"a whole number, 1 or more, or {_IN_PARTS}")
+    context_len: ContextLen | None = flag_key("context_len", "stage", f"a whole number, {CHANGING['context_len']} or more, or {_IN_PARTS}")
     lr: float | None = flag_key("lr", "stage")
     lr_schedule: Annotated[
         Annotated[LrSchedule, Tag("[one]")] | Annotated[list[LrSchedule], Field(min_length=1), Tag("[parts]")],
@@ -371,10 +379,7 @@ class Overrides(Part):
     warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
     optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
                                           '"settings": {...}}')
-    weight_decay: Annotated[
-        Annotated[float, Field(ge=0), Tag("[one]")] | Annotated[list[ValuePart], Field(min_length=1), Tag("[parts]")],
-        Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")
-    ] | None = flag_key("weight_decay", "stage", 'a number, 0 or more, or a list of parts such as {"name": ..., "from": ..., "to": ..., "steps": ...}')
+    weight_decay: WeightDecay | None = flag_key("weight_decay", "stage", f"a number, 0 or more, or {_IN_PARTS}")
     grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
         Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")
@@ -400,6 +405,12 @@ class Overrides(Part):
         if not isinstance(schedule, list):
             yield from ((f"lr_schedule.{key}", "found it outside a list of parts, allowed: in a list") for key in ("from", *UNITS)
                         if _get(schedule, key if isinstance(schedule, dict) else "from_" if key == "from" else key) is not None)
+        for key, lowest in CHANGING.items():
+            parts = given.get(key)
+            for place, part in enumerate(parts) if isinstance(parts, list) else ():
+                ends = {"from": _get(part, "from" if isinstance(part, dict) else "from_"), "to": _get(part, "to")}
+                yield from ((f"{key}[{place}].{end}", f"found {value:g}, allowed: a number, {lowest} or more") for end, value in ends.items()
+                            if isinstance(value, (int, float)) and 0 <= value < lowest)
         validation = given.get("validation")
         fraction = validation if isinstance(validation, (int, float)) else _get(validation, "fraction")
         plateau = any(part == PLATEAU or _get(part, "name") == PLATEAU for part in _parts_of(schedule))
@@ -454,9 +465,14 @@ class Stage(StageBody):
         return chain_of(_plain_parts(LrSchedule, self.lr_schedule or "constant"), *self.length)
 
     @property
-    def weight_decay_chain(self) -> Chain | None:
-        """The schedule of the weight decay; None where it does not change."""
-        parts = self.weight_decay
+    def longest_context(self) -> int:
+        """The longest context length that it says; 0 where it says none."""
+        chain = self.chain_of_values("context_len")
+        return round(max(chain.values)) if chain is not None else self.context_len or 0  # type: ignore[return-value]
+
+    def chain_of_values(self, key: str) -> Chain | None:
+        """Give the schedule of one of the keys in :data:`CHANGING`; None where it does not change."""
+        parts = getattr(self, key)
         return chain_of(_plain_parts(ValuePart, parts), *self.length, values=True) if isinstance(parts, list) else None
 
     @classmethod
@@ -470,8 +486,9 @@ class Stage(StageBody):
         in_a_list = isinstance(schedule, list) or not any(key.startswith("lr_schedule.") for key, _ in super().conflicts(given))
         if in_a_list and (fault := _fault_of_schedule(LrSchedule, schedule, given)):
             yield f"lr_schedule{fault.key}", fault.fault
-        if isinstance(given.get("weight_decay"), list) and (fault := _fault_of_schedule(ValuePart, given["weight_decay"], given)):
-            yield f"weight_decay{fault.key}", fault.fault
+        for key in CHANGING:
+            if isinstance(given.get(key), list) and (fault := _fault_of_schedule(ValuePart, given[key], given)):
+                yield f"{key}{fault.key}", fault.fault
         sources = _listed(given.get("dataset"))
         if not given.keys().isdisjoint({"samples", "tokens", "steps"}) or not isinstance(sources, list):
             return
@@ -596,7 +613,7 @@ def _with_short_numbers(field: dict[str, Any]) -> dict[str, Any]:
     if field.get("type") == "integer":
         said = {key: field[key] for key in ("title", "description", "default") if key in field}
         return said | {"anyOf": [{key: value for key, value in field.items() if key not in said}, text]}
-    kinds = field.get("anyOf", [])
+    kinds = [kind for one in field.get("anyOf", []) for kind in one.get("oneOf", [one])]
     return {**field, "anyOf": [*kinds, text]} if any(kind.get("type") == "integer" for kind in kinds) else field
 
 

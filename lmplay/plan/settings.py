@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from ..files import NotAFile, check_is_file
 from ..paths import in_folder
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
-from .options import FLAGS, Options
+from .options import CHANGING, FLAGS, Options
 
 if TYPE_CHECKING:
     from .schedules import Chain
@@ -185,7 +185,8 @@ class StageSettings:
     """The settings of one stage.
 
     `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `lr_schedule` gives its factor, `weight_decay` None = the
-    optimizer's default (with a `weight_decay_schedule`, which gives its values, the first of them), `grad_clip` the largest norm of the gradient (0 = no
+    optimizer's default (with a `weight_decay_schedule`, which gives its values, the first of them; with such schedules of the others, `batch_size` and
+    `context_len` are the largest that they reach), `grad_clip` the largest norm of the gradient (0 = no
     limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
@@ -213,6 +214,23 @@ class StageSettings:
     optimizer_rules: tuple[OptimizerRule, ...] = ()
     ema: float = 0.0
     weight_decay_schedule: Chain | None = None
+    batch_size_schedule: Chain | None = None
+    context_len_schedule: Chain | None = None
+
+    def in_words(self, name: str) -> int | str:
+        """Say what `batch_size` or `context_len` is, or how it changes."""
+        chain: Chain | None = getattr(self, f"{name}_schedule")
+        size: int = getattr(self, name)
+        return size if chain is None else chain.in_words()
+
+    def at_mean(self, in_steps: bool) -> StageSettings:
+        """Give the same with the mean of a batch size and a context length that change, for estimates.
+
+        :param in_steps: whether the length of the stage is in steps.
+        """
+        means = {name: chain.mean(harmonic=not in_steps) for name in ("batch_size", "context_len")
+                 if (chain := getattr(self, f"{name}_schedule")) is not None}
+        return replace(self, **{name: round(mean) for name, mean in means.items()}, **{f"{name}_schedule": None for name in means})  # type: ignore[arg-type]
 
 
 def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begun_with: str | None = None) -> StageSettings:
@@ -226,19 +244,23 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         override = getattr(stage, name)
         return getattr(settings, name) if override is None or name in settings.explicit else override
 
-    context_len = model_context_len if stage.context_len is None or "context_len" in settings.explicit else stage.context_len
+    chains = {key: None if key in settings.explicit else stage.chain_of_values(key) for key in CHANGING}
+    largest = {key: round(max(chain.values)) for key, chain in chains.items() if chain is not None}
+    context_len = model_context_len if stage.context_len is None or "context_len" in settings.explicit else stage.longest_context
     if context_len > model_context_len:
-        raise UserError(f"stage '{stage.name}': context_len {context_len} is more than the model's {model_context_len}; "
+        found = f"context_len reaches {context_len}, which" if chains["context_len"] is not None else f"context_len {context_len}"
+        raise UserError(f"stage '{stage.name}': {found} is more than the model's {model_context_len}; "
                         f"lower it, or start a new model with --context-len {context_len}.")
-    stopping, decay = stage.early_stopping, None if "weight_decay" in settings.explicit else stage.weight_decay_chain
+    stopping, decay = stage.early_stopping, chains["weight_decay"]
     planned = stage.validation.samples if stage.validation is not None and "validation_samples" not in settings.explicit else None
     judged = planned or settings.validation_samples
     return StageSettings(
-        choose("batch_size"), context_len, choose("lr"), stage.lr_chain,
+        largest.get("batch_size") or choose("batch_size"), context_len, choose("lr"), stage.lr_chain,
         decay.at(0.0) if decay else choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
-        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay)
+        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
+        chains["batch_size"], chains["context_len"])
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from .names import OPTIMIZER_SETTINGS, optimizer_row
-from .options import FLAGS, ONCE, Change
+from .options import CHANGING, FLAGS, ONCE, Change
 from .settings import MODEL_KEYS, Settings, StageSettings
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
     """List what a stage used: its plan entry, with the values that flags and defaults have given."""
     said = stage.model_dump(exclude_none=True, by_alias=True)
     values = {key: value for key, value in said.items() if key not in _SAID_OTHERWISE} | asdict(replace(used, optimizer_rules=()))
-    del values["validation_is_bounded"], values["lr_schedule"], values["weight_decay_schedule"], values["ema"]  # which is a flag of the whole run
+    del values["validation_is_bounded"], values["lr_schedule"], values["ema"]  # which is a flag of the whole run
     values |= _schedule(used.lr_schedule)
-    if used.weight_decay_schedule is not None:
-        values["weight_decay"] = used.weight_decay_schedule.in_words()
+    for key in CHANGING:
+        del values[f"{key}_schedule"]
+        if (chain := getattr(used, f"{key}_schedule")) is not None:
+            values[key] = chain.in_words()
     values["optimizer_rules"] = said.get("optimizer_rules")
     values = {key: value for key, value in values.items() if value or key not in ("optimizer_rules", "optimizer_settings")}
     row = optimizer_row(used.optimizer)

@@ -125,7 +125,9 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _
     """Measure a stage, and estimate the whole of it."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
-    measured = _measure(Batches(stage, view.prepare, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0))
+    stage = replace(stage, settings=stage.settings.at_mean(in_steps=stage.stage.steps is not None))
+    cutter = view.cutter.with_context(stage.settings.context_len)
+    measured = _measure(Batches(stage, cutter, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0))
     if measured.first is None or not measured.tokens:
         if measured.whole:
             raise nothing_to_train_on(stage.stage.name, measured.skipped)

@@ -1,4 +1,4 @@
-"""`--plot-schedule`: learning rate, batch size and weight decay as a plan will have them, drawn without training."""
+"""`--plot-schedule`: learning rate, batch size, context length and weight decay as a plan will have them, drawn without training."""
 from __future__ import annotations
 
 import itertools
@@ -9,6 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..engine.batches import StageSizes
 from ..engine.components import LrSchedulersComponent
 from ..engine.opening import open_stages, outline
 from ..engine.run import OpenStage
@@ -28,10 +31,14 @@ if TYPE_CHECKING:
 _LOOKED_AT = 200
 # A stage with more steps than this is drawn at this number of places.
 _MOST_POINTS = 2000
+# Places of a stage that means are taken over.
+_MEAN_OF = 256
 # A stage whose length is not known is drawn up to this step, at least.
 _SOME_STEPS = 200
+# Context lengths for which the pieces of a sample are counted, where it changes; between them they are interpolated.
+_CONTEXTS = 5
 _THEME = THEMES["light"]
-_PANELS = ("learning rate", "batch size (pieces)", "weight decay")
+_PANELS = ("learning rate", "batch size (pieces)", "context (tokens)", "weight decay")
 
 
 @dataclass
@@ -69,45 +76,60 @@ def courses_of(settings: Settings, plan: Plan, say: Callable[[str], None]) -> tu
     tokenizer = ahead.tokenizer(stage.data for stage in opened.values())
     found, means = [], []
     for stage in opened.values():
-        pieces, tokens = _means(StageView(ahead.settings, stage, tokenizer))
-        found.append(_course(ahead.settings, stage, pieces, tokens))
-        means.append(f"{stage.stage.name} {pieces:.2f} pieces and {tokens:,.0f} tokens")
+        view = StageView(ahead.settings, stage, tokenizer)
+        pieces, tokens = _means(view, stage)
+        found.append(_course(ahead.settings, stage, StageSizes(stage, view.cutter), pieces, tokens))
+        means.append(f"{stage.stage.name} {pieces(stage.settings.context_len):.2f} pieces and {tokens:,.0f} tokens")
     return found, f"a sample is taken to have as many as the first {_LOOKED_AT} on average: {', '.join(means)}"
 
 
-def _means(view: StageView) -> tuple[float, float]:
-    """Count the pieces and the tokens of the first samples."""
-    stream = view.data.open_samples()
-    units = [view.prepare(sample) for sample in itertools.islice(iter(stream.next, None), _LOOKED_AT)]
-    units = [unit for unit in units if unit]
-    return fmean(map(len, units)) if units else 1.0, fmean(sum(piece.n_truth for piece in unit) for unit in units) if units else 1.0
+def _means(view: StageView, stage: OpenStage) -> tuple[Callable[[float], float], float]:
+    """Count the pieces, by the context length, and the tokens of the first samples."""
+    samples = list(itertools.islice(iter(view.data.open_samples().next, None), _LOOKED_AT))
+    chain, longest = stage.settings.context_len_schedule, stage.settings.context_len
+    shortest = longest if chain is None else round(min(chain.values))
+    lengths = sorted({round(length) for length in np.geomspace(shortest, longest, _CONTEXTS)})
+    units = {length: [unit for sample in samples if (unit := stage.objective.prepare(sample, view.cutter.with_context(length)))] for length in lengths}
+    if not units[longest]:
+        return lambda length: 1.0, 1.0
+    counts = [fmean(map(len, units[length])) for length in lengths]
+    return lambda length: float(np.interp(length, lengths, counts)), fmean(sum(piece.n_truth for piece in unit) for unit in units[longest])
 
 
-def _course(run: Settings, stage: OpenStage, pieces: float, tokens: float) -> Course:
-    """Follow the schedules of a stage; `pieces` and `tokens` are those of a sample."""
-    settings, (unit, length) = stage.settings, stage.stage.length
-    steps_of_sample = pieces / settings.batch_size
-    lengths: dict[str, float | None] = {"samples": length, "tokens": length / tokens, "steps": length / steps_of_sample,
-                                        "epochs": stage.data.open_samples().total}
-    total = lengths[unit]
-    if not stage.data.length_is_known:
-        total = None
+def _course(run: Settings, stage: OpenStage, sizes: StageSizes, pieces: Callable[[float], float], tokens: float) -> Course:
+    """Follow the schedules of a stage.
+
+    :param pieces: gives those of a sample at a context length.
+    :param tokens: of a sample.
+    """
+    settings, (unit, length), is_known = stage.settings, stage.stage.length, stage.data.length_is_known
+
+    def samples_of_step(share: float) -> float:
+        return sizes.batch_size(share) / pieces(sizes.context_len(share))
+
+    places = [(number + 0.5) / _MEAN_OF for number in range(_MEAN_OF)]
+    lengths: dict[str, Callable[[], float | None]] = {
+        "samples": lambda: length, "tokens": lambda: length / tokens, "epochs": lambda: stage.data.open_samples().total,
+        "steps": lambda: length * fmean(map(samples_of_step, places))}
+    total = lengths[unit]() if is_known else None
+    drawn = total if total is not None else 2 * max(_SOME_STEPS, settings.warmup) * samples_of_step(0.0)
+    steps_in_all = length if unit == "steps" and is_known else drawn * fmean(1 / samples_of_step(place) for place in places)
     decay = optimizer_row(settings.optimizer).weight_decay if settings.weight_decay is None else settings.weight_decay
     course, lr = Course(stage.stage.name, total), LrSchedulersComponent(run)
-    drawn = total if total is not None else 2 * max(_SOME_STEPS, settings.warmup) / steps_of_sample
-    steps = drawn * steps_of_sample
-    n_points = min(steps, _MOST_POINTS)
+    n_points, steps, samples = min(steps_in_all, _MOST_POINTS), 0.0, 0.0
     for point in range(max(1, math.ceil(n_points - 1e-9))):
         share = point / n_points
-        samples = share * drawn
-        lr.steps, lr.progress = round(share * steps), share if total is not None else None
-        done = {"steps": share * steps, "samples": samples, "tokens": samples * tokens}
+        lr.steps, lr.progress = round(steps), share if total is not None else None
         course.samples.append(samples if total is not None else share)
         if settings.weight_decay_schedule is not None:
             decay = settings.weight_decay_schedule.at(share)
-        values = lr.lr(settings, done), float(settings.batch_size), math.nan if decay is None else decay
+        values = lr.lr(settings, {"steps": steps, "samples": samples, "tokens": samples * tokens}), sizes.batch_size(share), sizes.context_len(share), \
+            math.nan if decay is None else decay
         for name, value in zip(_PANELS, values, strict=True):
             course.values[name].append(value)
+        of_step = samples_of_step(share)
+        steps += (steps_in_all if unit == "steps" and is_known else drawn / of_step) / n_points
+        samples += (steps_in_all * of_step if unit == "steps" and is_known else drawn) / n_points
     return course
 
 
@@ -119,7 +141,7 @@ def draw(courses: list[Course]) -> Figure:
     known = all(course.length is not None for course in courses)
     widths = [float(course.length or 1.0) if known else 1.0 for course in courses]
     starts = [0.0, *itertools.accumulate(widths)]
-    picture = Figure(figsize=(9, 7), dpi=110, layout="constrained", facecolor=_THEME.paper)
+    picture = Figure(figsize=(9, 9), dpi=110, layout="constrained", facecolor=_THEME.paper)
     axes: list[Any] = list(picture.subplots(len(_PANELS), 1, sharex=True))
     for axis, panel, color in zip(axes, _PANELS, _THEME.curves, strict=False):
         for number, (course, start, width) in enumerate(zip(courses, starts, widths, strict=False)):

@@ -43,13 +43,14 @@ class StageView:
 
     def batcher(self) -> Batcher:
         """Make the batches of the stage from its beginning."""
-        return open_batcher(self._opened, self.data.open_samples(), self.prepare)
+        return open_batcher(self._opened, self.data.open_samples(), self.cutter)
 
     def batch(self, number: int) -> Batch:
         """Return a batch of the stage, counted from 1, by making those before it; raises UserError when the stage has fewer batches."""
-        batcher, made = self.batcher(), 0
-        while made != self._steps and (batch := batcher.next()) is not None:
+        batcher, made, progress = self.batcher(), 0, 0.0
+        while made != self._steps and (batch := batcher.next(progress)) is not None:
             made += 1
+            progress = batch.progress or 0.0 if self._steps is None else made / self._steps
             if made == number:
                 return batch
         if not made:

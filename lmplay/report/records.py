@@ -63,7 +63,7 @@ class RunStart:
     device: str
     precision: str
     compiled: bool
-    batch_sizes: list[int]
+    batch_sizes: list[int | str]
     batch_size: int
     mini_batch_size: int | str
     mini_batch_tokens: int
@@ -95,8 +95,8 @@ class StageStart:
     total: int | None
     rows: Mapping[str, int | None]
     held_out: Mapping[str, int | None]
-    batch_size: int
-    context_len: int
+    batch_size: int | str
+    context_len: int | str
     lr: float
     schedule: str
     frozen: int

@@ -101,6 +101,56 @@ def test_no_sample_is_read_once_there_are_tokens_enough(sizes, most):
 WAYS = [partial(Batcher, spread=True), ShuffledBatcher]
 
 
+class Growing:
+    """Batches of 2 to 8 pieces, of 24 to 48 tokens, by the share of the samples that are in batches."""
+
+    def batch_size(self, progress):
+        return 2 + round(6 * progress)
+
+    def prepare(self, sample, progress):
+        return Cutter(BYTES, 24 + round(24 * progress)).cut(sample)
+
+
+class Shares(Given):
+    @property
+    def progress(self):
+        return self.place / len(self.sizes)
+
+
+@pytest.mark.parametrize("way", [Batcher, *WAYS], ids=["together", "spread", "shuffled"])
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 30), st.sampled_from([None, 900]))
+@settings(max_examples=60)
+def test_sizes_that_change_lose_nothing_and_go_on_from_any_position(way, sizes, stop, most_tokens):
+    def follow(batcher, progress=0.0):
+        found = []
+        while (batch := batcher.next(progress)) is not None:
+            found.append((progress, batch))
+            progress = batch.progress
+        return found
+
+    def make():
+        return way(Shares(sizes), None, 1, most_tokens, sizes=Growing())
+
+    found = follow(make())
+    for progress, batch in found:
+        assert len(batch.pieces) <= (8 if way is ShuffledBatcher else Growing().batch_size(progress))
+    texts = {}
+    for piece in (piece for _, batch in found for piece in batch.pieces):
+        texts.setdefault(piece.sample.row, []).append(piece)
+    for pieces in texts.values():
+        pieces.sort(key=lambda piece: piece.number)
+        assert "".join(piece.truth for piece in pieces) == pieces[0].sample.truth
+    assert len(texts) == len(sizes) or most_tokens is not None
+    if stop < len(found):
+        resumed = make()
+        resumed.restore(json.loads(json.dumps(found[stop][1].position)))
+        rest = follow(resumed, found[stop][1].progress)
+        expected = found[stop + 1:]
+        assert [[piece.tokens.tolist() for piece in batch.pieces] for _, batch in rest] == \
+            [[piece.tokens.tolist() for piece in batch.pieces] for _, batch in expected]
+        assert [(batch.position, batch.progress) for _, batch in rest] == [(batch.position, batch.progress) for _, batch in expected]
+
+
 @pytest.mark.parametrize("way", WAYS, ids=["spread", "shuffled"])
 @given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 20), st.integers(0, 40), st.sampled_from([None, 100, 900]))
 @settings(max_examples=150)

@@ -161,9 +161,10 @@ def test_batches_come_with_their_mini_batches_and_end_with_the_position_behind_t
     data = open_stage(tmp_path, {"dataset": [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], "validation": 0})
 
     def batches(position=None):
-        stage = SimpleNamespace(data=data, stage=SimpleNamespace(name="s", tokens=None, steps=None), settings=SimpleNamespace(batch_size=5),
+        sizes = SimpleNamespace(batch_size=5, batch_size_schedule=None, context_len_schedule=None)
+        stage = SimpleNamespace(data=data, stage=SimpleNamespace(name="s", tokens=None, steps=None), settings=sizes,
                                 state=StageState("s", position=position), objective=NextToken())
-        return Batches(stage, Cutter(BYTES, 16).cut, Grouping(2, 1, 15, False), iter([0, 7, 7, 0]).__next__, workers, accuracy_pieces=4)
+        return Batches(stage, Cutter(BYTES, 16), Grouping(2, 1, 15, False), iter([0, 7, 7, 0]).__next__, workers, accuracy_pieces=4)
 
     made = batches()
     found = list(iter(lambda: made.next(lambda: False), None))

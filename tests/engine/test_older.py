@@ -30,7 +30,7 @@ def test_a_stage_that_had_begun_goes_on_as_it_began(stages):
     stage = opened["old"]
     assert held_out_of(stage.data) == expected["held_out"]
     assert stage.data.held_out_rows() == [2, 6000]
-    batches = Batches(stage, Cutter(ahead.spec.tokenizer, 48).cut, Grouping(4, 1, 48, True), lambda: 0, 0, accuracy_pieces=4)
+    batches = Batches(stage, Cutter(ahead.spec.tokenizer, 48), Grouping(4, 1, 48, True), lambda: 0, 0, accuracy_pieces=4)
     # The rules of cutting are those of now: row 7 of the book has three pieces fewer than it had, so what comes after it moves up.
     alike = expected["batches"][:21]
     assert [pieces_of(batches.next(lambda: False).batch) for _ in alike] == alike

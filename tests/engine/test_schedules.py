@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import compare_runs, load, stop_at, train_plan, write_plan
+from helpers import TINY, compare_runs, load, main, stop_at, train_plan, write_plan
 
 from lmplay.data.stage import StageData
 from lmplay.engine.components import LrSchedulersComponent
@@ -136,3 +136,86 @@ def test_weight_decay_by_parts(corpus, capsys, monkeypatch):
     text = train_plan(capsys, *flags, "--weight-decay", "0", "--max-steps", 1, code=75)
     assert "weight_decay_schedule linear from 0 to 0.4" in text
     assert used[-1][True] == 0
+
+
+def batches_of(monkeypatch):
+    """List the number of pieces, and the most tokens of a piece, of each batch that is trained on."""
+    from lmplay.engine import stage as stage_module
+
+    found, original = [], stage_module.train_step
+
+    def step(model, optimizers, objective, batch, *arguments, **options):
+        found.append((len(batch.batch.pieces), max(len(piece.tokens) for piece in batch.batch.pieces)))
+        return original(model, optimizers, objective, batch, *arguments, **options)
+
+    monkeypatch.setattr(stage_module, "train_step", step)
+    return found
+
+
+GROWING = {"batch_size": [{"name": "constant", "from": 2, "steps": "25%"}, {"name": "linear", "from": 4, "to": 8, "steps": "rest"}],
+           "context_len": [{"name": "constant", "from": 20, "steps": "50%"}, {"name": "linear", "from": 32, "to": 48, "steps": "rest"}]}
+
+
+def follow_plan(folder, capsys, stages, *flags, code=0):
+    """Run a plan whose sizes no flag replaces; gives all that is said."""
+    write_plan(folder, {"$model": {"context_len": 48}, **stages})
+    at = TINY.index("--context-len")
+    found = main([*TINY[:at], *TINY[at + 2:], "--training-plan", "plan.json", *map(str, flags)])
+    captured = capsys.readouterr()
+    assert found == code, captured.err
+    return " ".join((captured.out + captured.err).split())
+
+
+def test_batches_and_context_grow_by_parts(corpus, capsys, monkeypatch):
+    found = batches_of(monkeypatch)
+    text = follow_plan(corpus, capsys, {"one": stage(steps=8, pieces="spread", **GROWING), "two": stage(steps=1, batch_size=3)})
+    assert "batch constant from 2 (25%), then linear from 4 to 8 (rest), context constant from 20 (50%), then linear from 32 to 48 (rest)" in text
+    assert "batch 2 to 8 / 3" in text
+    sizes = [size for size, _ in found]
+    assert sizes == [2, 2, 4, 5, 5, 6, 7, 7, 3]  # 4 + 4 k / 6, rounded
+    longest = [length for _, length in found]
+    assert max(longest[:4]) <= 20
+    assert min(longest[4:]) > 20
+    record = json.loads((corpus / "out_gpt" / "gpt2ish_model_settings.json").read_text())["stages"]
+    assert record["one"]["batch_size"] == "constant from 2 (25%), then linear from 4 to 8 (rest)"
+    assert (record["two"]["batch_size"], record["two"]["context_len"]) == (3, 48)
+
+
+@pytest.mark.parametrize("pieces", ["together", "spread", "shuffled"])
+@pytest.mark.parametrize("length", [{"steps": 12}, {"samples": 40}, {"tokens": 3000}], ids=str)
+def test_a_stop_while_sizes_grow_changes_nothing(corpus, capsys, monkeypatch, pieces, length):
+    found = batches_of(monkeypatch)
+    plan = {"one": stage(pieces=pieces, **length, **GROWING)}
+    flags = ["--dropout", "0.1", "--validation-interval", 20]
+    follow_plan(corpus, capsys, plan, *flags, "--out-dir", "whole")
+    assert {2, 7} <= {size for size, _ in found} or pieces == "shuffled"
+    stops = [1, 2, len(found) // 2, len(found) - 1]
+    stop_at(monkeypatch, stops)
+    for _ in dict.fromkeys(stops):
+        follow_plan(corpus, capsys, plan, *flags, "--out-dir", "stopped", "--data-workers", 2, code=130)
+    follow_plan(corpus, capsys, plan, *flags, "--out-dir", "stopped")
+    assert compare_runs(corpus / "whole", corpus / "stopped") == []
+
+
+def test_a_typed_size_replaces_the_schedule_and_is_told(corpus, capsys, monkeypatch):
+    found = batches_of(monkeypatch)
+    plan = {"one": stage(steps=8, **GROWING)}
+    follow_plan(corpus, capsys, plan, "--max-steps", 3, code=75)
+    said = follow_plan(corpus, capsys, plan, "--max-steps", 2, "--batch-size", 5, code=75)
+    assert [size for size, _ in found] == [2, 2, 4, 5, 5]
+    assert "batch_size 8 -> 5 in stage 'one'" in said
+    assert "batch_size_schedule constant from 2 (25%), then linear from 4 to 8 (rest) -> default in stage 'one'" in said
+    follow_plan(corpus, capsys, plan, "--max-steps", 2, code=75)
+    assert [size for size, _ in found[5:]] == [6, 7]
+
+
+@pytest.mark.parametrize(("keys", "words"), [
+    ({"context_len": [{"name": "linear", "from": 16, "to": 64, "steps": "rest"}], "steps": 4},
+     ["stage 'one': context_len reaches 64, which is more than the model's 48; lower it, or start a new model with --context-len 64"]),
+    ({"batch_size": [{"name": "linear", "from": 2, "to": 8, "steps": "rest"}], "epochs": 1},
+     ["stage 'one': batch_size as a list of parts needs a length that is known; give samples, tokens or steps."])])
+def test_sizes_that_cannot_be_are_refused_before_training(corpus, capsys, monkeypatch, keys, words):
+    if "epochs" in keys:
+        monkeypatch.setattr(StageData, "length_is_known", False)
+    said = follow_plan(corpus, capsys, {"one": stage(**keys)}, code=2)
+    assert all(word in said for word in words)

@@ -278,6 +278,33 @@ def test_weight_decay_by_parts():
     assert (typed.weight_decay, typed.weight_decay_schedule) == (0.5, None)
 
 
+@pytest.mark.parametrize(("keys", "words"), [
+    ({"batch_size": [part(**{"from": 0.5}, to=8, steps="rest")]}, ["'batch_size[0].from'", "found 0.5, allowed: a number, 1 or more"]),
+    ({"context_len": [part(**{"from": 16}, to=15, steps="rest")]}, ["'context_len[0].to'", "found 15, allowed: a number, 16 or more"]),
+    ({"context_len": [part(to=64, steps="rest")]}, ["'context_len.from'", "found nothing"]),
+    ({"batch_size": [part(**{"from": 4}, to=8, steps=7)]}, ["'batch_size'", "found parts of 7% of the stage"]),
+    ({"batch_size": [part("plateau", **{"from": 4}, steps="rest")]}, ["'batch_size[0].name'", 'found "plateau"']),
+    ({"batch_size": "4"}, ["'batch_size'", "a whole number, 1 or more, or a list of parts"]),
+    ({"context_len": 15}, ["'context_len'", "found 15", "a whole number, 16 or more"])])
+def test_sizes_that_do_not_add_up_are_refused_in_one_line(keys, words):
+    found = faults(stage(steps=100, **keys))
+    assert len(found) == 1
+    assert all(word in found[0] for word in words), found[0]
+
+
+def test_means_of_sizes_are_those_of_the_steps():
+    plan = load(stage(batch_size=[part(**{"from": 2}, to=10, steps="50%"), part("constant", steps="rest")], context_len="1k", samples=1000))
+    assert plan_from_json(plan.to_json()) == plan
+    used = resolve_stage(Settings(), plan.stages[0], 2000)
+    assert (used.batch_size, used.context_len) == (10, 1000)
+    assert used.at_mean(in_steps=True).batch_size == 8
+    samples = steps = 0
+    while samples < 1000:
+        samples += used.batch_size_schedule.at(samples / 1000)
+        steps += 1
+    assert used.at_mean(in_steps=False).batch_size == round(1000 / steps)
+
+
 def test_a_place_of_another_schedule_is_refused():
     with pytest.raises(UserError, match="the file is at part 8 of a schedule of 1"):
         chain("linear").move(Place(part=7), {"progress": 0.5})

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import load, sentences, train_plan, write_plan, write_rows
+from helpers import TINY, load, main, sentences, train_plan, write_plan, write_rows
 
 from lmplay.data.stage import StageData
 from lmplay.plan.load import load_plan
@@ -42,12 +42,32 @@ def test_it_draws_what_a_run_does(folder, capsys):
     assert [course.values["weight decay"][0] for course in drawn] == [0.01, 0.5, 0.01, 0.01]
 
 
+def test_it_draws_sizes_as_a_run_has_them(folder, capsys):
+    size = [{"name": "linear", "from": 1, "to": 5, "steps": "50%"}, {"name": "constant", "steps": "rest"}]
+    context = [{"name": "constant", "from": 20, "steps": "50%"}, {"name": "constant", "from": 48, "steps": "rest"}]
+    write_plan(folder, {"$model": {"context_len": 48}, "steps": {"dataset": "rows.jsonl", "steps": 20, "batch_size": size, "context_len": context},
+                        "samples": {"dataset": "rows.jsonl", "samples": 60, "batch_size": size}})
+    at = TINY.index("--context-len")
+    flags = [*TINY[:at], *TINY[at + 2:]]
+    settings = parse([*flags, "--training-plan", str(folder / "plan.json")])[0]
+    steps, samples = courses_of(settings, load_plan(folder / "plan.json"), print)[0]
+    main([*flags, "--training-plan", "plan.json", "--validation-interval", "0"])
+    capsys.readouterr()
+    stats = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["step_stats"]
+    assert [round(value) for value in steps.values["batch size (pieces)"]] == [round(1 + 4 * min(1, step / 10)) for step in range(20)]
+    assert steps.values["context (tokens)"] == [20] * 10 + [48] * 10
+    assert steps.length == pytest.approx(stats["steps"]["total_train_samples"], rel=0.1)
+    assert len(samples.samples) == pytest.approx(stats["samples"]["total_train_steps"], rel=0.1)
+    assert samples.length == 60
+
+
 def test_a_picture_with_all_stages_and_nothing_else(folder, capsys):
     write_plan(folder, {"early": {"dataset": "rows.jsonl", "samples": 9, "lr_schedule": PARTS}, "late": {"dataset": "builtin:tales", "steps": 5000}})
     said = train_plan(capsys, "--plot-schedule", "picture.svg")
     assert "picture.svg: 2 stages; a sample is taken to have as many as the first 200 on average: early 1.00 pieces and" in said
     svg = (folder / "picture.svg").read_text()
-    assert all(re.search(f"<!-- {re.escape(word)} -->", svg) for word in ("early", "late", "samples", "learning rate", "batch size (pieces)", "weight decay"))
+    drawn = ("early", "late", "samples", "learning rate", "batch size (pieces)", "context (tokens)", "weight decay")
+    assert all(re.search(f"<!-- {re.escape(word)} -->", svg) for word in drawn)
     assert {path.name for path in folder.iterdir()} <= {"plan.json", "rows.jsonl", "picture.svg", "out_gpt"}
     assert not list(folder.glob("out_gpt/*.lmp"))
     train_plan(capsys, "--plot-schedule", "picture.png")

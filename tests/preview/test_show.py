@@ -51,8 +51,8 @@ def train_and_record(monkeypatch, *arguments):
     batches = []
     original = Batcher.next
 
-    def recorded(self):
-        batch = original(self)
+    def recorded(self, progress=0.0):
+        batch = original(self, progress)
         if batch is not None:
             batches.append([(piece.sample.source, piece.sample.row, piece.number, piece.tokens.tolist()) for piece in batch.pieces])
         return batch
