@@ -227,7 +227,7 @@ class PartOfSchedule(Part):
         if len(lengths) > 1:
             yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(UNITS)}"
         name = given.get("name")
-        if name in SCHEDULES:
+        if isinstance(name, str) and name in SCHEDULES:
             takes = SCHEDULES[name].takes
             yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
                         for key in SCHEDULE_SETTINGS if key in given and key not in takes)
@@ -280,9 +280,10 @@ class Optimizer(Part):
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-        if given.get("name") in OPTIMIZERS:
-            takes = OPTIMIZERS[given["name"]].takes
-            yield from ((key, f"found it with {given['name']}, allowed: {', '.join(takes) or 'settings'}")
+        name = given.get("name")
+        if isinstance(name, str) and name in OPTIMIZERS:
+            takes = OPTIMIZERS[name].takes
+            yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'settings'}")
                         for key in OPTIMIZER_SETTINGS if key in given and key not in takes)
 
 
