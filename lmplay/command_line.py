@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from contextlib import suppress
@@ -31,6 +32,9 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str] | None = None) -> argparse.Namespace:
         """Read a command line; None = that of the process. Raises UserError when a flag is unknown or its value is not allowed."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a character that it cannot write is written as its number, and ends nothing
+                stream.reconfigure(errors="backslashreplace")
         if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
             with suppress(ImportError):
                 import argcomplete

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import ENVIRONMENT, ROOT
+from helpers import ENVIRONMENT, ROOT, TINY
 
 from lmplay import __version__
 from lmplay.command_line import Parser
@@ -86,3 +86,10 @@ def test_the_shell_completes(tmp_path, typed, expected):
                    "_ARGCOMPLETE_IFS": "\n"}
     subprocess.run([sys.executable, "-m", "lmplay.train"], env=environment, check=False, capture_output=True)
     assert expected in answer.read_text().split()
+
+
+def test_a_terminal_that_knows_few_characters_ends_nothing(tmp_path):
+    run = subprocess.run([sys.executable, "-m", "lmplay.train", *TINY, "--dataset", "builtin:tales", "--max-steps", "1", "--out-dir", str(tmp_path)],
+                         capture_output=True, text=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}, cwd=ROOT, check=False)
+    assert run.returncode == 75, run.stderr
+    assert "'title' \\u2192 'text'" in run.stdout
