@@ -26,6 +26,8 @@ PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
 FOREIGN = {"--no-", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
+# Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some.
+NOT_HERE = ("--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
 # What prints something and ends, so that nothing need be trained.
 LOOKS = ("--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
 
@@ -61,7 +63,7 @@ def reader(finished, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_taken(reader, capsys, monkeypatch, command):
     program, *arguments = shlex.split(command.replace("$seed", "1"))
-    if program == "lmp_export" or "--exp hf" in command:  # models that are not here: tests/engine/test_hf_runs.py has some
+    if program == "lmp_export" or any(f" {name}" in command for name in NOT_HERE):
         (export_flags() if program == "lmp_export" else trainer_flags()).read(arguments)
         return
     if program == "lmp_trainer":

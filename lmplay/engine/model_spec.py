@@ -1,11 +1,12 @@
 """What model and tokenizer a run will have: those of its checkpoint, of an initial model, or new ones.  Engine floor."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,7 +20,12 @@ from ..exp import WITH_WEIGHTS, accepted_settings, build_model, get_experiment, 
 from ..plan.schema import Plan
 from ..plan.settings import MODEL_KEYS, Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
+from ..tokenizer.matching import matched_ids
 
+if TYPE_CHECKING:
+    from ..exp.imported import Imported
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _DEFAULT_TRAINED = "train:8192"
 # A tokenizer learns from this many characters for each token it is to have.
 _CHARACTERS_PER_TOKEN = 1000
@@ -32,8 +38,8 @@ class ModelSpec:
     experiment: str
     args: dict[str, Any]
     tokenizer: Tokenizer | None
-    initial_weights: Callable[[], dict[str, Any]] | None = None
-    """Reads the weights to begin with; None = fresh ones."""
+    initial_weights: Callable[[Tokenizer, Callable[[str], None]], dict[str, Any]] | None = None
+    """Reads the weights to begin with, for a tokenizer, and says what does not fit; None = fresh ones."""
     stored_weights: dict[str, Any] | None = None
     """Those of the file that the arguments are from, which the model must fit."""
 
@@ -69,6 +75,8 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     :raises UserError: when flags and file disagree, or the experiment is unknown.
     """
     source = path
+    if stored is None and (imported := open_initial(settings)) is not None:
+        return _of_others(settings, plan, imported)
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
         stored = load(source, parts=("model",))
@@ -95,19 +103,69 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
                         "or choose another --model file for a new one.")
     weights = stored["model"]["state"]
-    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), (lambda: weights) if source is not path else None, weights)
+    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), (lambda *_: weights) if source is not path else None, weights)
 
 
-def _weights_of(experiment: str) -> Callable[[], dict[str, Any]] | None:
+def open_initial(settings: Settings) -> Imported | None:
+    """Open the model of others that `--initial-model` names: a folder of transformers, a name on its hub, or nanoGPT's `ckpt.pt`; None = a file of ours."""
+    name = settings.initial_model
+    if name is None or name.endswith(".lmp"):
+        return None
+    path, label = Path(name).expanduser(), f"--initial-model {name}"
+    context_len = settings.context_len if "context_len" in settings.explicit else None
+    if path.suffix == ".pt":
+        from ..exp.imported import open_nanogpt
+
+        found = open_nanogpt(settings.file(name), label, context_len)
+        return found if settings.tokenizer is None else replace(found, tokenizer=None)
+    is_of_hub = _HUB_NAME.fullmatch(name) is not None and not path.parent.is_dir()
+    if settings.found(name).is_file() or not (path.is_dir() or is_of_hub):
+        return None
+    from ..exp.imported import open_transformers
+
+    return open_transformers(name, label, context_len)
+
+
+def _of_others(settings: Settings, plan: Plan, imported: Imported) -> ModelSpec:
+    """Begin with a model of others; raises UserError where it does not fit what was typed, or has no tokenizer and none is given."""
+    label = f"--initial-model {settings.initial_model}"
+    args = imported.args | ({"dropout": settings.dropout} if "dropout" in settings.explicit else {})
+    faults = settings.typed_conflicts(args)
+    wanted = get_experiment(settings.experiment(plan))
+    if wanted.target != get_experiment(imported.experiment).target and ("exp" in settings.explicit or plan.model.exp):
+        faults.insert(0, f"experiment {wanted.name} (it becomes a {imported.experiment})")
+    if faults:
+        raise UserError(f"{label}: does not fit {', '.join(faults)}. Leave that out to use it as it is.")
+    own = load_tokenizer(imported.tokenizer) if imported.tokenizer is not None else None
+    if own is None and settings.tokenizer is None:
+        raise UserError(f"{label}: has no tokenizer; give the one that it was trained with by --tokenizer.")
+
+    def read(tokenizer: Tokenizer, say: Callable[[str], None]) -> dict[str, Any]:
+        from ..exp.imported import fit_rows
+
+        matched = matched_ids(tokenizer, own) if own is not None and tokenizer.spec != own.spec else list(range(tokenizer.vocab_size))
+        ids = [number if number is not None and number < imported.rows else None for number in matched]
+        rows = imported.rows if own is None else min(imported.rows, own.vocab_size)
+        if own is None:
+            say(f"WARNING: {label}: has no tokenizer, so tokens of {tokenizer.name} are those of the same ids.")
+        if n_new := ids.count(None):
+            say(f"WARNING: {label}: has no rows for {n_new:,} of the {len(ids):,} tokens of {tokenizer.name}; they begin with the mean of all.")
+        return fit_rows(imported.read(), ids, rows)
+
+    given = own if settings.tokenizer is None else None if trained_size(settings.tokenizer) else load_tokenizer(settings.tokenizer)
+    return ModelSpec(imported.experiment, args, given, read)
+
+
+def _weights_of(experiment: str) -> Callable[[Tokenizer, Callable[[str], None]], dict[str, Any]] | None:
     """Say where a new model has its weights from; None = fresh ones."""
     kind, source = split_name(experiment)
     if kind != WITH_WEIGHTS:
         return None
 
-    def read() -> dict[str, Any]:
-        from ..exp.hf import read_weights
+    def read(*_: Any) -> dict[str, Any]:
+        from ..exp.hf import read_own_weights
 
-        return read_weights(source)
+        return read_own_weights(source)
 
     return read
 

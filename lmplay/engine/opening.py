@@ -412,11 +412,12 @@ def start_device(settings: Settings) -> Runtime:
     return runtime
 
 
-def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], tell: Say,
+def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], say: Say, tell: Say,
                while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext) -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
     """Make model and optimizers, from the run's seed on.
 
     :param stages: a new tokenizer may learn from their data.
+    :param say: is told what of the initial model does not fit.
     :param tell: is told what is compiled.
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
     """
@@ -428,7 +429,7 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], te
     module = spec.build(tokenizer.vocab_size)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
     if spec.initial_weights is not None:
-        model.restore(spec.initial_weights())
+        model.restore(spec.initial_weights(tokenizer, say))
     module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
@@ -479,7 +480,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
           prompts: list[str]) -> Run:
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
-    model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.compiled, interrupt.at_once)
+    model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.say, report.compiled, interrupt.at_once)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),

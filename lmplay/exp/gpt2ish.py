@@ -130,6 +130,16 @@ def from_transformers(weights: Mapping[str, Tensor], model: GPT2ish) -> dict[str
     return {**found, "position_embedding.weight": found["position_embedding.weight"][:model.context_len]}
 
 
+def from_nanogpt(weights: Mapping[str, Tensor], model: nn.Module, context_len: int) -> dict[str, Tensor]:
+    """Make a state of `model` of the weights of nanoGPT's GPT, which have GPT-2's names; raises KeyError where one is missing. Biases that it lacks are 0."""
+    def read(name: str, own: Tensor) -> Tensor:
+        theirs = _transformers_name(name)
+        return torch.zeros(own.shape) if name.endswith("bias") and theirs not in weights else weights[theirs].float()
+
+    found = {name: read(name, own) for name, own in model.state_dict().items()}
+    return {**found, "position_embedding.weight": found["position_embedding.weight"][:context_len]}
+
+
 def settings_of(config: Any, context_len: int | None = None) -> dict[str, Any]:
     """Read the settings of :class:`GPT2ish` from a config of transformers.
 

@@ -217,30 +217,45 @@ def open_source(source: str) -> dict[str, Any]:
     """
     if (source.startswith((".", "/", "~")) or source.endswith("/")) and not Path(source).expanduser().is_dir():
         raise UserError(f"experiment hf:{source}: there is no such folder.")
-    try:
-        config = AutoConfig.from_pretrained(_located(source), trust_remote_code=False)
-    except Exception as error:
-        raise _cannot_be_read(source, error) from error
+    config = read_config(source, f"experiment hf:{source}")
     plain = json.loads(config.to_json_string(use_diff=False))
     plain = {key: value for key, value in plain.items() if key not in ("transformers_version", "_name_or_path", "dtype")}
     return {"config": plain, "context_len": min(_DEFAULT_CONTEXT, longest_piece(config) or _DEFAULT_CONTEXT)}
 
 
-def read_weights(source: str) -> dict[str, Tensor]:
-    """Read the weights of a folder or a name on the hub, in float32, by the names that they have in :class:`HuggingFace`.
+def read_config(source: str, label: str) -> PretrainedConfig:
+    """Read the config of a folder or a name on the hub; `label` is what it is called in the message of the UserError."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(_located(source), trust_remote_code=False)
+    except Exception as error:
+        raise _cannot_be_read(source, label, error) from error
+    return config
 
+
+def read_weights(source: str, label: str, otherwise: str = "") -> dict[str, Tensor]:
+    """Read the weights of a folder or a name on the hub, in float32, by the names of transformers.
+
+    :param label: what it is called in messages.
+    :param otherwise: what else to do, for messages.
     :raises UserError: when there are none, or they are not those of its config.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         model, loading = load(_located(source), dtype=torch.float32, trust_remote_code=False, output_loading_info=True)
     except Exception as error:
-        raise _cannot_be_read(source, error, f" To start with fresh weights: --exp hf-fresh:{source}.") from error
+        raise _cannot_be_read(source, label, error, otherwise) from error
     lacking = sorted(loading["missing_keys"])
     if lacking:
-        raise UserError(f"experiment hf:{source}: has no weights for {', '.join(lacking[:3])}{' and others' * (len(lacking) > 3)}; it may be a model of "
-                        f"another kind. To start with fresh weights: --exp hf-fresh:{source}.")
-    return {f"causal.{name}": value for name, value in model.state_dict().items()}
+        raise UserError(f"{label}: has no weights for {', '.join(lacking[:3])}{' and others' * (len(lacking) > 3)}; it may be a model of another kind."
+                        f"{otherwise}")
+    weights: dict[str, Tensor] = model.state_dict()
+    return weights
+
+
+def read_own_weights(source: str) -> dict[str, Tensor]:
+    """Read weights by the names that they have in :class:`HuggingFace`, see :func:`read_weights`."""
+    weights = read_weights(source, f"experiment hf:{source}", f" To start with fresh weights: --exp hf-fresh:{source}.")
+    return {f"causal.{name}": value for name, value in weights.items()}
 
 
 def _located(source: str) -> str:
@@ -249,8 +264,8 @@ def _located(source: str) -> str:
     return str(path) if path.is_dir() else source
 
 
-def _cannot_be_read(source: str, error: Exception, more: str = "") -> UserError:
+def _cannot_be_read(source: str, label: str, error: Exception, more: str = "") -> UserError:
     """Say in a line why a model cannot be read."""
     if outage_of(error) is not None:
-        return UserError(f"experiment hf:{source}: the hub cannot be reached, and {source} is neither a folder here nor in the hub's cache.")
-    return UserError(f"experiment hf:{source}: cannot be read ({type(error).__name__}: {first_line(error)}).{more}")
+        return UserError(f"{label}: the hub cannot be reached, and {source} is neither a folder here nor in the hub's cache.")
+    return UserError(f"{label}: cannot be read ({type(error).__name__}: {first_line(error)}).{more}")

@@ -71,16 +71,17 @@ class Llamaish(nn.Module):
         return hidden_BTD
 
     def as_transformers(self) -> PreTrainedModel:
-        """Make the same model of transformers: Llama, Mistral, Qwen2 or Qwen3; see :mod:`lmplay.exp`."""
+        """Make the same model of transformers: Llama, Mistral, Qwen2 or Qwen3; see :mod:`lmplay.exp`.
+
+        Where there are biases it is a Qwen2 only if no other can be: with that type transformers takes every tokenizer for Qwen2's, whatever its files say.
+        """
         from .standard import build_standard, rotary_config
 
         attention: Any = self.blocks[0].get_submodule("attention")
-        biased = attention.query_key_value.bias is not None
-        kind = "qwen3" if attention.query_norm is not None else "qwen2" if biased else "llama"
-        if kind == "llama" and self.token_embedding.embedding_dim % attention.num_heads:
-            kind = "mistral"  # whose heads may have any width
+        biased, odd = attention.query_key_value.bias is not None, self.token_embedding.embedding_dim % attention.num_heads > 0
+        kind = "qwen3" if attention.query_norm is not None else "llama" if not odd else "qwen2" if biased else "mistral"
         weights, more = to_transformers(self), {}
-        if kind == "qwen3" and biased:  # there the output has a bias, too
+        if biased and kind != "qwen2":  # there the output has a bias, too
             more = {f"model.layers.{number}.self_attn.o_proj.bias": self.head.weight.new_zeros(self.token_embedding.embedding_dim)
                     for number in range(len(self.blocks))}
         return build_standard(rotary_config(self, kind, hidden_act="silu", attention_bias=bool(more)), weights | more)
@@ -160,7 +161,7 @@ def settings_of(config: Any, context_len: int | None = None) -> dict[str, Any]:
                f"rope_type {rope['rope_type']}": rope["rope_type"] != "default",
                f"hidden_act {config.hidden_act}": config.hidden_act != "silu",
                "a sliding window": slides(config, context_len),
-               "attention_bias": getattr(config, "attention_bias", False) and kind != "qwen3",
+               "attention_bias": getattr(config, "attention_bias", False) and kind not in ("llama", "qwen3"),
                "mlp_bias": getattr(config, "mlp_bias", False)}
     if any(lacking.values()):
         raise UserError(f"llamaish lacks {', '.join(name for name, lacks in lacking.items() if lacks)} of this model.")

@@ -106,7 +106,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
 
     runtime, ahead, opened = check_all(settings, plan, from_the_start, say, faults or Faults())
     settings = ahead.settings
-    model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say)
+    model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say, say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)
     module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
-from lmplay.exp.hf import open_source, read_weights
+from lmplay.exp.hf import open_source, read_own_weights
 from lmplay.modules.cache import KeyValueCache
 
 transformers = pytest.importorskip("transformers")
@@ -98,7 +98,7 @@ def test_a_folder_is_read_and_written_back(name, tmp_path):
     opened = open_source(str(folder))
     assert opened["context_len"] == 64
     model = build_model(get_experiment(f"hf:{folder}"), vocab_size=60, **opened)
-    model.load_state_dict(read_weights(str(folder)))
+    model.load_state_dict(read_own_weights(str(folder)))
     tokens = torch.arange(12)[None]
     expected = transformers.AutoModelForCausalLM.from_pretrained(folder)(input_ids=tokens).logits
     torch.testing.assert_close(model.eval().head(model(tokens)), expected, rtol=1e-4, atol=1e-5)
@@ -115,7 +115,7 @@ def test_what_cannot_be_a_model_is_refused_in_a_line(tmp_path):
     for file in folder.glob("*.safetensors"):
         file.unlink()
     with pytest.raises(UserError, match=r"cannot be read .*To start with fresh weights: --exp hf-fresh:"):
-        read_weights(str(folder))
+        read_own_weights(str(folder))
     opened = open_source(str(folder))
     with pytest.raises(UserError, match="the tokenizer has 71 tokens, and the model 70") as caught:
         build_model(get_experiment("hf:x"), vocab_size=71, **{**opened, "context_len": 65})

@@ -70,7 +70,8 @@ def test_weights_go_to_transformers_and_back(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "more", "lacks"), [
     ("Mistral", {"sliding_window": 8}, "a sliding window"), ("Llama", {"hidden_act": "gelu"}, "hidden_act gelu"),
-    ("Llama", {"attention_bias": True, "mlp_bias": True}, "attention_bias, mlp_bias"), ("Gemma", {}, "model_type gemma"),
+    ("Llama", {"attention_bias": True, "mlp_bias": True}, "mlp_bias"), ("Mistral", {"attention_bias": True}, "attention_bias"),
+    ("Gemma", {}, "model_type gemma"),
     ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_type linear")])
 def test_what_is_lacking_is_said(kind: str, more: dict[str, Any], lacks: str) -> None:
     with pytest.raises(UserError, match=f"llamaish lacks .*{lacks}"):

@@ -39,10 +39,12 @@ def refused(capsys, *arguments) -> str:
     return said
 
 
-@pytest.mark.parametrize("experiment", ["gpt2ish", "llamaish", "modern", "unified"])
-def test_greedy_texts_of_twenty_prompts_are_the_same(capsys, experiment):
-    tokenizer = train_tokenizer(iter([sentences(30)] * 3), 300) if experiment != "llamaish" else load_tokenizer("bytes")
-    model_file(Path("m.lmp"), experiment, tokenizer, **({"front_factor": 2.0} if experiment == "unified" else {}))
+@pytest.mark.parametrize(("experiment", "settings"), [
+    ("gpt2ish", {}), ("unified", {"front_factor": 2.0}), ("llamaish", {}), ("llamaish", {"query_key_norm": True}), ("llamaish", {"query_key_value_bias": True}),
+    ("llamaish", {"embed_dim": 36, "num_heads": 5, "head_dim": 8}), ("modern", {}), ("modern", {"query_key_norm": False})], ids=str)
+def test_greedy_texts_of_twenty_prompts_are_the_same(capsys, experiment, settings):
+    tokenizer = train_tokenizer(iter([sentences(30)] * 3), 300) if settings or experiment != "llamaish" else load_tokenizer("bytes")
+    model_file(Path("m.lmp"), experiment, tokenizer, **settings)
     assert run(["./m.lmp", "out"]) == 0
     Path("prompts.txt").write_text("\n".join(PROMPTS))
     capsys.readouterr()

@@ -1,0 +1,155 @@
+"""Models of others as experiments of ours: folders of transformers, names on the hub, checkpoints of nanoGPT."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError, value_fault
+from ..hub import first_line
+from . import build_model, get_experiment, gpt2ish, llamaish, modern
+
+# The experiment of each type of model, and what reads it.
+_READERS: dict[str, tuple[str, ModuleType]] = {
+    "gpt2": ("gpt2ish", gpt2ish), **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llamaish", llamaish)),
+    **dict.fromkeys(("arcee", "apertus"), ("modern", modern))}
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# The longest sequence of a new model where nobody asks for one: models of others allow up to a million tokens.
+_MOST_CONTEXT = 4096
+# What nanoGPT has for GPT-2's vocabulary: as it is, and rounded up.
+_GPT2_ROWS = (50257, 50304)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model of others.
+
+    `args` are the arguments of the experiment but for the vocabulary, of which the model has `rows`. `tokenizer` is what loads its own; None = it has none.
+    `read` gives its weights, by the names of the experiment.
+    """
+
+    experiment: str
+    args: dict[str, Any]
+    rows: int
+    tokenizer: str | None
+    read: Callable[[], dict[str, Tensor]]
+
+
+def open_transformers(source: str, label: str, context_len: int | None) -> Imported:
+    """Open a folder of transformers, or a name on its hub.
+
+    :param label: what it is called in messages.
+    :param context_len: the longest sequence to come, in tokens; None = that of the model, but at most 4,096.
+    :raises UserError: when it cannot be read, is not whole, needs code of its own, or is of a family that lmplay does not have.
+    """
+    from .hf import longest_piece, read_config, read_weights
+
+    is_folder = Path(source).expanduser().is_dir()
+    if is_folder:
+        _check_folder(Path(source).expanduser(), label)
+    config = read_config(source, label)
+    if getattr(config, "auto_map", None):
+        raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
+    kind = config.model_type
+    otherwise = f" --exp hf:{source} goes on from it as it is."
+    if kind not in _READERS:
+        raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(_READERS)}.{otherwise}")
+    longest = longest_piece(config) or _MOST_CONTEXT
+    if context_len is not None and context_len > longest:
+        raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
+    experiment, module = _READERS[kind]
+    longest = min(longest, _MOST_CONTEXT if kind != "gpt2" else longest)
+    try:
+        args = module.settings_of(config, context_len or (min(longest, config.sliding_window) if llamaish.slides(config, longest) else longest))
+    except UserError as error:
+        raise UserError(f"{label}: {error}{otherwise}") from None
+    rows = args.pop("vocab_size")
+
+    def read() -> dict[str, Tensor]:
+        weights = read_weights(source, label)
+        with torch.device("meta"):
+            model = build_model(get_experiment(experiment), vocab_size=rows, **args)
+        try:
+            found: dict[str, Tensor] = module.from_transformers(weights, model)
+        except UserError as error:
+            raise UserError(f"{label}: {error}{otherwise}") from None
+        return found
+
+    has_tokenizer = not is_folder or any((Path(source).expanduser() / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    return Imported(experiment, args, rows, source if has_tokenizer else None, read)
+
+
+def _check_folder(folder: Path, label: str) -> None:
+    """See that a folder of transformers is whole; raises UserError."""
+    config = folder / "config.json"
+    if not config.is_file():
+        raise UserError(f"{label}: has no config.json, so it is no folder of transformers, or not whole.")
+    try:
+        said = json.loads(config.read_text(encoding="utf-8"))
+        needed = sorted({str(name) for index in folder.glob("*.index.json") for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        fault = value_fault(error) if isinstance(error, ValueError) else error
+        raise UserError(f"{label}: its config.json or the index of its weights cannot be read ({fault}).") from None
+    if isinstance(said, dict) and "auto_map" in said:
+        raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
+    missing = [name for name in needed if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{label}: is not whole: of its {len(needed)} files of weights {', '.join(missing[:3])}{' and others' * (len(missing) > 3)} "
+                        f"{'is' if len(missing) == 1 else 'are'} missing.")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise UserError(f"{label}: has no weights ({', '.join(_WEIGHTS[::2])}), so it is not whole.")
+
+
+def open_nanogpt(path: Path, label: str, context_len: int | None) -> Imported:
+    """Open a checkpoint of nanoGPT (`ckpt.pt`); no code in it is executed.
+
+    :param label: what it is called in messages.
+    :param context_len: as in :func:`open_transformers`.
+    :raises UserError: when it cannot be read, or is no checkpoint of nanoGPT.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        said = content["model_args"]
+        sizes = {ours: int(said[theirs]) for ours, theirs in (("num_blocks", "n_layer"), ("embed_dim", "n_embd"), ("num_heads", "n_head"))}
+        longest, rows, dropout = int(said["block_size"]), int(said["vocab_size"]), float(said.get("dropout", 0.0))
+        weights = {name.removeprefix("_orig_mod."): weight for name, weight in content["model"].items()}  # of a compiled model
+    except OSError as error:
+        raise UserError(f"{label}: cannot be read ({error.strerror or error}).") from None
+    except Exception as error:  # damaged bytes can raise anything
+        raise UserError(f"{label}: is no checkpoint of nanoGPT, or damaged ({type(error).__name__}: {first_line(error)}).") from None
+    if context_len is not None and context_len > longest:
+        raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
+    length = context_len or longest
+    args = {**sizes, "context_len": length, "dropout": dropout, "tied_head": True, "activation": "gelu"}
+
+    def read() -> dict[str, Tensor]:
+        with torch.device("meta"):
+            model = build_model(get_experiment("gpt2ish"), vocab_size=rows, **args)
+        try:
+            return gpt2ish.from_nanogpt(weights, model, length)
+        except KeyError as error:
+            raise UserError(f"{label}: has no weights for {error}, so it is damaged, or a model of another kind.") from None
+
+    return Imported("gpt2ish", args, rows, "gpt2" if rows in _GPT2_ROWS else None, read)
+
+
+def fit_rows(state: dict[str, Tensor], ids: list[int | None], rows: int) -> dict[str, Tensor]:
+    """Choose the rows of the vocabulary; those of new tokens are the mean of all.
+
+    :param state: weights, of which the embedding and the head have a row for each token.
+    :param ids: for each token of the new vocabulary its row; None = it is new.
+    :param rows: how many of the rows are of tokens.
+    """
+    source = torch.tensor([0 if number is None else number for number in ids])
+    is_new = torch.tensor([number is None for number in ids])
+
+    def fit(weight: Tensor) -> Tensor:
+        return torch.where(is_new[:, None], weight[:rows].mean(0), weight[source])
+
+    return {name: fit(weight) if name in ("token_embedding.weight", "head.weight") else weight for name, weight in state.items()}
