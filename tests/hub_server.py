@@ -1,4 +1,5 @@
-"""A small hub on 127.0.0.1 that the real client talks to: data sets from a local folder, and faults on command."""
+"""A small hub on 127.0.0.1 that the real client talks to: data sets and models from a local folder, which models are sent to, and faults on command."""
+import base64
 import contextlib
 import hashlib
 import json
@@ -11,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-_API = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+?)(?:/(?P<what>revision|paths-info|tree)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?/?")
-_FILE = re.compile(r"/datasets/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+_API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+?)(?:/(?P<what>revision|paths-info|tree)/(?P<revision>[^/]+)(?:/(?P<path>.+))?)?/?")
+_FILE = re.compile(r"/(?P<kind>datasets/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+_SENT = re.compile(r"/api/repos/create|/api/validate-yaml|/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>preupload|commit)/main")
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Fault:
 
 
 class HubServer:
-    """Serves each folder `root/OWNER/NAME` as a data set, from `with` on until its end."""
+    """Serves each folder `root/OWNER/NAME` as a data set or a model, from `with` on until its end."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -152,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json([])
         if path == "/api/datasets/alone":  # a data set that had no owner, and has one now
             return self._send(307, b"", {"Location": "/api/datasets/o/plain"})
+        if self.command == "POST" and (sent := _SENT.fullmatch(path)):
+            return self._take(sent)
         found = _FILE.fullmatch(path) or _API.fullmatch(path)
         files = hub.files(found["repo"]) if found else None
         if not found or files is None:
@@ -162,6 +166,37 @@ class _Handler(BaseHTTPRequestHandler):
         if found.re is _FILE:
             return self._file(files.get(found["path"]), commit)
         return self._api(found, files, commit, parse_qs(split.query))
+
+    def _take(self, sent: re.Match) -> None:
+        """Make a repository, or take files for it."""
+        hub = self.server_hub
+        if self.headers.get("Authorization") != "Bearer may-write":
+            return self._send(401, b'{"error":"Invalid credentials"}', {"X-Error-Message": "Invalid credentials"})
+        if sent[0].endswith("validate-yaml"):
+            card = json.loads(self._body)["content"].split("---")[1]
+            errors = [] if "license: " in card and "library_name: transformers" in card else [{"message": "a field is missing"}]
+            return self._json({"errors": errors, "warnings": []})
+        if sent["repo"] is None:
+            said = json.loads(self._body)
+            name = f"{said.get('organization') or 'me'}/{said['name']}"
+            is_new = not (hub.root / name).is_dir()
+            (hub.root / name).mkdir(parents=True, exist_ok=True)
+            url = {"url": f"{hub.url}/{name}", "name": name, "id": name}
+            return self._json(url) if is_new else self._send(409, json.dumps({"error": "You already created this model repo", **url}).encode(), {})
+        folder = hub.root / sent["repo"]
+        if sent["what"] == "preupload":
+            asked = [one["path"] for one in json.loads(self._body)["files"]]
+            return self._json({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for path in asked]})
+        for line in self._body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                (folder / value["path"]).parent.mkdir(parents=True, exist_ok=True)
+                (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif entry["key"] == "deletedFile":
+                (folder / value["path"]).unlink()
+        commit = hub.commit(sent["repo"])
+        self._json({"success": True, "commitOid": commit, "commitUrl": f"{hub.url}/{sent['repo']}/commit/{commit}", "hookOutput": ""})
 
     def _api(self, found: re.Match, files: dict[str, Path], commit: str, query: dict) -> None:
         if found["what"] in (None, "revision"):

@@ -59,7 +59,9 @@ def _parser() -> Parser:
     parser.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer out")
     parser.add_argument("--license", metavar="NAME", help="licence of the model, for its card: a name of the hub, such as apache-2.0")
     parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written; they are lost")
-    parser.further = {"raw", "max_shard_size", "overwrite", "license"}
+    parser.add_argument("--push", metavar="NAME", help="send the folder to the hub as well, as OWNER/NAME; `hf auth login` says who you are")
+    parser.add_argument("--private", action="store_true", help="with --push: a repository that is made is private")
+    parser.further = {"raw", "max_shard_size", "overwrite", "license", "private"}
     return parser
 
 
@@ -70,16 +72,21 @@ def _check(options: argparse.Namespace) -> None:
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", options.max_shard_size, re.IGNORECASE)
     if size is None or float(size[1]) == 0:
         raise UserError(f"--max-shard-size {options.max_shard_size}: allowed is a number above 0 with KB, MB or GB, such as 500MB.")
+    if options.private and options.push is None:
+        raise UserError("--private: is for --push; give both, or leave it out.")
     options.max_shard_size = int(float(size[1]) * _UNITS[size[2].upper()])
 
 
 def _export(options: argparse.Namespace) -> None:
     """Open the model, and write it whole or not at all."""
     from .folder import check_target, written_whole
+    from .push import check_name, push
 
     path = _file_of(options)
     folder = Path(options.folder).expanduser()
     check_target(folder, path, options.overwrite)
+    if options.push is not None:
+        check_name(options.push)
     from ..checkpoints.trained import open_trained
     from .card import write_card
     from .written import write_model
@@ -87,8 +94,10 @@ def _export(options: argparse.Namespace) -> None:
     trained = open_trained(path, options.raw)
     with written_whole(folder) as temporary:
         about = write_model(temporary, trained, options)
-        write_card(temporary, trained, folder.resolve().name, options.state, about, options.license, not options.no_tokenizer)
+        write_card(temporary, trained, options.push or folder.resolve().name, options.state, about, options.license, not options.no_tokenizer)
     print(f"{path}{_which(trained)} is written as {folder}: {about}")
+    if options.push is not None:
+        print(f"sent to {push(folder, options.push, options.private)}")
 
 
 def _file_of(options: argparse.Namespace) -> Path:
