@@ -14,6 +14,8 @@ from ..plan.settings import find_model
 from ..signals import Stop, raise_stop
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ..checkpoints.trained import Trained
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -58,7 +60,9 @@ def _parser() -> Parser:
     parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="the largest file of weights, such as 500MB (default: 5GB)")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer out")
     parser.add_argument("--license", metavar="NAME", help="licence of the model, for its card: a name of the hub, such as apache-2.0")
-    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written; they are lost")
+    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written, which are lost, and the "
+                        "file of --gguf")
+    parser.add_argument("--gguf", metavar="FILE", help="write a GGUF file, for llama.cpp, as well; FOLDER may be left out then")
     parser.add_argument("--push", metavar="NAME", help="send the folder to the hub as well, as OWNER/NAME; `hf auth login` says who you are")
     parser.add_argument("--private", action="store_true", help="with --push: a repository that is made is private")
     parser.further = {"raw", "max_shard_size", "overwrite", "license", "private"}
@@ -67,7 +71,7 @@ def _parser() -> Parser:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse values that are not allowed."""
-    if options.folder is None:
+    if options.model is None or (options.folder is None and (options.gguf is None or options.push is not None)):
         raise UserError("give a MODEL and a FOLDER to write: lmp_export mine exported. `lmp_export --help` says more.")
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", options.max_shard_size, re.IGNORECASE)
     if size is None or float(size[1]) == 0:
@@ -78,24 +82,45 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    """Open the model, and write it whole or not at all."""
-    from .folder import check_target, written_whole
-    from .push import check_name, push
+    """Open the model, and write what was asked for: the folder whole or not at all."""
+    from .folder import check_target
+    from .gguf_file import check_gguf, check_model, write_gguf
+    from .push import check_name
 
     path = _file_of(options)
-    folder = Path(options.folder).expanduser()
-    check_target(folder, path, options.overwrite)
+    folder, gguf = (None if name is None else Path(name).expanduser() for name in (options.folder, options.gguf))
+    if folder is not None:
+        check_target(folder, path, options.overwrite)
+    if gguf is not None:
+        check_gguf(gguf, options.overwrite)
     if options.push is not None:
         check_name(options.push)
     from ..checkpoints.trained import open_trained
-    from .card import write_card
-    from .written import write_model
+    from .written import chat_template_of, described, made_for_transformers
 
     trained = open_trained(path, options.raw)
+    model = made_for_transformers(trained, options.dtype)
+    what = f"{path}{' (the average of its weights)' if trained.averaged else ''} is written as"
+    if gguf is not None:
+        check_model(model)
+        write_gguf(gguf, model, None if options.no_tokenizer else trained.tokenizer, gguf.stem, options.dtype, chat_template_of(trained))
+        print(f"{what} {gguf}: {described(model, options.dtype)}")
+    if folder is not None:
+        _write_folder(folder, model, trained, options)
+        print(f"{what} {folder}: {described(model, options.dtype)}")
+
+
+def _write_folder(folder: Path, model: PreTrainedModel, trained: Trained, options: argparse.Namespace) -> None:
+    """Write the folder, and send it to the hub where that was asked for."""
+    from .card import write_card
+    from .folder import written_whole
+    from .push import push
+    from .written import described, write_model
+
     with written_whole(folder) as temporary:
-        about = write_model(temporary, trained, options)
-        write_card(temporary, trained, options.push or folder.resolve().name, options.state, about, options.license, not options.no_tokenizer)
-    print(f"{path}{_which(trained)} is written as {folder}: {about}")
+        write_model(temporary, model, trained, options)
+        write_card(temporary, trained, options.push or folder.resolve().name, options.state, described(model, options.dtype), options.license,
+                   not options.no_tokenizer)
     if options.push is not None:
         print(f"sent to {push(folder, options.push, options.private)}")
 
@@ -111,8 +136,3 @@ def _file_of(options: argparse.Namespace) -> Path:
         raise UserError(f"--state {options.state}: there is no file {chosen}.{nearest(options.state, there)} {path.name} has the states "
                         f"{', '.join(['latest', *there])}.")
     return chosen
-
-
-def _which(trained: Trained) -> str:
-    """Say whether the weights are averages."""
-    return " (the average of its weights)" if trained.averaged else ""

@@ -23,38 +23,52 @@ PLAIN_TEMPLATE = ("{%- for message in messages %}{{ ('' if loop.first else '\\n\
                   "{%- if add_generation_prompt %}{{ '\\n\\nassistant: ' }}{%- endif %}")
 
 
-def write_model(folder: Path, trained: Trained, options: argparse.Namespace) -> str:
-    """Write a model and its tokenizer.
+def made_for_transformers(trained: Trained, dtype_name: str) -> PreTrainedModel:
+    """Make the model of transformers that computes what a trained one does, in float32, with what its configs say of the ends of texts.
 
-    :param folder: an empty one.
-    :param options: of the command line.
-    :return: what was written, in a few words.
-    :raises UserError: when transformers has no such model, or would give other ids.
-    :raises OSError: when something cannot be written.
+    :param dtype_name: the type that its weights will be written in.
+    :raises UserError: when transformers has no such model, or the type has no such numbers.
     """
     import torch
     from transformers.utils import logging
 
     from ..exp.standard import as_transformers
-    from ..tokenizer.writing import save_pretrained
     from ..writing.prompting import recorded
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = as_transformers(trained.module, trained.experiment)
     _set_ends(model, trained.tokenizer.end_id, sorted(recorded(trained.tokenizer, trained.forms).ends))
-    dtype = getattr(torch, options.dtype)
-    if options.dtype == "float16" and (large := [name for name, weight in model.named_parameters() if not weight.to(dtype).isfinite().all()]):
+    if dtype_name == "float16" and (large := [name for name, weight in model.named_parameters() if not weight.to(torch.float16).isfinite().all()]):
         raise UserError(f"--dtype float16: {large[0]} has numbers that are too large for it; bfloat16 has the same size.")
-    model.to(dtype)
+    return model
+
+
+def write_model(folder: Path, model: PreTrainedModel, trained: Trained, options: argparse.Namespace) -> None:
+    """Write a model and its tokenizer.
+
+    :param folder: an empty one.
+    :param model: of :func:`made_for_transformers`; its weights are changed to the type that was asked for.
+    :param options: of the command line.
+    :raises UserError: when transformers would give other ids.
+    :raises OSError: when something cannot be written.
+    """
+    import torch
+
+    from ..tokenizer.writing import save_pretrained
+
+    model.to(getattr(torch, options.dtype))
     check_free_bytes(folder.parent, sum(weight.nbytes for weight in model.parameters()))
     _save(model, folder, options.max_shard_size)
     if not options.no_tokenizer:
-        save_pretrained(trained.tokenizer, folder, trained.context_len, _template_of(trained))
+        save_pretrained(trained.tokenizer, folder, trained.context_len, chat_template_of(trained))
     write_record(folder, {"lmplay": __version__, "experiment": trained.experiment, "args": trained.args, "tokenizer": trained.tokenizer.name,
                           "forms": trained.forms, "averaged": trained.averaged})
-    n_weights = sum(weight.numel() for weight in model.parameters())
-    return f"{type(model).__name__}, {n_weights:,} parameters, {options.dtype}"
+
+
+def described(model: PreTrainedModel, dtype_name: str) -> str:
+    """Say in a few words what is written."""
+    return f"{type(model).__name__}, {sum(weight.numel() for weight in model.parameters()):,} parameters, {dtype_name}"
 
 
 def _save(model: PreTrainedModel, folder: Path, max_shard_size: int) -> None:
@@ -77,7 +91,7 @@ def _set_ends(model: PreTrainedModel, end: int, ends: list[int]) -> None:
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=ends if len(ends) > 1 else end, pad_token_id=end)
 
 
-def _template_of(trained: Trained) -> str | None:
+def chat_template_of(trained: Trained) -> str | None:
     """Choose the chat template: that of the newest chats of the training data; of a model of transformers, where there were none, its own."""
     chats = [source.get("chat") for stage in trained.forms.values() for source in stage if source["form"] == "chat"]
     if not chats:

@@ -79,7 +79,7 @@ def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:
     import tiktoken
 
     settings = json.loads(fast.to_str())
-    pattern = _pattern(settings)
+    pattern = pattern_of(settings)
     ranked = None if pattern is None else _ranked(settings["model"])
     if pattern is None or ranked is None or not _same_characters(pattern):
         return None
@@ -92,7 +92,7 @@ def same_as(fast: tokenizers.Tokenizer) -> BytePairs | None:
     return pairs if found is not None and found.tolist() == expected else None
 
 
-def _pattern(settings: dict[str, Any]) -> str | None:
+def pattern_of(settings: dict[str, Any]) -> str | None:
     """Give the regular expression that makes words, or None where more than that happens to a text, or something not known."""
     model, before = settings["model"], settings["pre_tokenizer"] or {}
     odd = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback")
