@@ -14,7 +14,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from ..errors import printable
 from ..plan.curriculum import DATA_RULES, StageState
-from ..plan.options import FLAGS, Change
+from ..plan.options import ADDED, FLAGS, Change
 from ..plan.settings import MODEL_KEYS
 from ..stats.figures import NEWEST, SUMS, Figure
 
@@ -114,7 +114,7 @@ def _model_args(args: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:
     """Check the settings of a run."""
-    needed = [flag.name for flag in FLAGS if flag.change is Change.KEPT and flag.name not in ("validation_seed", "ema")]  # which files of version 0.1 lack
+    needed = [flag.name for flag in FLAGS if flag.change is Change.KEPT and flag.name not in ADDED]
     missing = [name for name in (*needed, "optimizer") if name not in values]
     given = values.get("given")
     if missing or not isinstance(given, list) or not all(isinstance(name, str) for name in given):

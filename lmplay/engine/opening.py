@@ -42,8 +42,9 @@ from ..optim.groups import follow_rules
 from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import Curriculum, StageState
+from ..plan.follow import keep_written
 from ..plan.names import CODE
-from ..plan.options import CHANGING, FLAGS, Change
+from ..plan.options import ADDED, CHANGING, FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
 from ..plan.used import flat_settings
@@ -109,10 +110,12 @@ def outline(settings: Settings, plan: Plan, whole: bool = True) -> Outline:
     path = settings.model_file(plan)
     found = choose_state(settings, path, [stage.name for stage in plan.stages])
     stored = found.content if found is not None else None
-    curriculum = Curriculum(plan)
     if stored is not None:
         _check_trust(settings, path, stored)
-        settings = keep_settings(settings, path, stored["runner"]["state_args"]["settings"], _optimizer_of(stored))
+        before = stored["runner"]["state_args"]["settings"]
+        settings = keep_settings(settings, path, before, _optimizer_of(stored))
+        plan = keep_written(plan, before, stored["curriculum"]["state_args"]["plan"]) if whole else plan
+    curriculum = Curriculum(plan)
     spec = choose_model(settings, plan, path, stored)
     if stored is not None and whole:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
@@ -265,7 +268,7 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
     :return: the settings to go on with.
     :raises UserError: naming the flags that differ.
     """
-    before = {"validation_seed": before["seed"], "ema": Settings.ema, **before}  # files of version 0.1 have one seed for both, and no average
+    before = {**{name: getattr(Settings, name) for name in ADDED}, "validation_seed": before["seed"], **before}  # files of version 0.1 have one seed for both
     kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
         kept["optimizer"] = optimizer if "optimizer" in settings.explicit else before["optimizer"]

@@ -10,6 +10,7 @@ from ..checkpoints.best import best_file
 from ..data.stream import describe_losses
 from ..device.compiled import Compiled
 from ..device.memory import memory_there, peak_memory
+from ..plan.follow import recipe_in_words
 from ..plan.schema import Stage
 from ..plan.settings import StageSettings
 from ..report.hints import hints
@@ -38,7 +39,7 @@ def run_start(run: Run) -> RunStart:
         settings.compile_model, list(dict.fromkeys(_range(stage.settings) for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,
         settings.mini_batch_tokens, needed, memory_there(runtime.device), _outlines(run), run.record.progress.samples, resumed, run.changes, hinted,
         run.interrupt.deadline - time.monotonic() if settings.time_limit is not None else None,
-        {name: getattr(settings, name) for name in sorted(settings.explicit)})
+        {name: getattr(settings, name) for name in sorted(settings.explicit)}, recipe_in_words(settings, run.curriculum.plan, model.experiment))
 
 
 def _range(settings: StageSettings) -> int | str:

@@ -70,9 +70,13 @@ def nothing_to_read() -> Plan:
     return Plan.model_construct(stages=[], model=ModelDefaults(), tokenizer=None)
 
 
-def plan_from_json(data: dict[str, Any]) -> Plan:
-    """Read back what :meth:`Plan.to_json` wrote; data files need not exist any more. Raises UserError with one line per fault."""
-    _refuse(_faults(Plan, data, "stored plan"))
+def plan_from_json(data: dict[str, Any], where: str = "stored plan") -> Plan:
+    """Read back what :meth:`Plan.to_json` wrote; data files need not exist any more.
+
+    :param where: the beginning of fault lines.
+    :raises UserError: with one line per fault.
+    """
+    _refuse(_faults(Plan, data, where))
     return Plan.model_validate(data)
 
 

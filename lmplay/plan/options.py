@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from .. import words
 from ..cadence import AUTO, SAVE_SHARE, VALIDATION_SHARE, check_interval
 from .names import CODE, OPTIMIZERS, in_words
+from .recipes import RECIPES
 
 # In tokens: it holds a prompt (half of it at most), an end token, and the longest character of UTF-8, which takes four.
 SMALLEST_CONTEXT = 16
@@ -230,6 +231,8 @@ class Options:
                               "processes that tokenize; changes speed, not the result", _ASIDE)
     accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
+    recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings that go together, for model, optimizer, schedule, batch and more: "
+                               f"{in_words([*RECIPES])}; what you type besides wins over it", _KEPT)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
         _MINI_BATCH, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random "
@@ -332,9 +335,13 @@ class Options:
 
 
 # The flags that `--help` shows; `--help-all` has the others too.
-BASIC = ("exp", "num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "model", "initial_model", "training_plan", "dataset", "out_dir",
+BASIC = ("recipe", "exp", "num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "model", "initial_model", "training_plan", "dataset", "out_dir",
          "batch_size", "mini_batch_size", "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
          "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "track", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
+# Kept flags that files of older versions lack.
+ADDED = ("validation_seed", "ema", "recipe")
+# What is written into the plan that a record of settings has.
+WRITTEN = ("recipe",)
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from .names import OPTIMIZER_SETTINGS, optimizer_row
-from .options import CHANGING, FLAGS, ONCE, Change
+from .options import CHANGING, FLAGS, ONCE, WRITTEN, Change
 from .settings import MODEL_KEYS, Settings, StageSettings
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def is_record(content: Any) -> bool:
 
 def flags_of_record(record: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Take the flags out of a record: those that were typed, and the values of the others; what names the plan, or starts anew, is left out."""
-    left_out = {"training_plan", "dataset", *ONCE}
+    left_out = {"training_plan", "dataset", *WRITTEN, *ONCE}
     typed, others = ({name: value for name, value in record[key].items() if name not in left_out} for key in ("typed", "defaults"))
     known = {flag.name for flag in FLAGS} - {"out_dir", "callback"}  # the environment may give the one, and code of a file is run only where it was typed
     return typed, {name: value for name, value in others.items() if name in known and value is not None}

@@ -13,7 +13,8 @@ def banner_lines(start: RunStart, versions: Mapping[str, str]) -> list[str]:
     """Say what a run will do; without versions of the software the flags are left out too."""
     there = f"; there are {bytes_in_words(start.memory_there)}" if start.memory_there is not None else ""
     args = ", ".join(f"{name} {value}" for name, value in start.model_args.items() if not isinstance(value, dict))
-    lines = [f"model       {start.experiment}: {start.parameters:,} parameters, {args}",
+    lines = [*([f"recipe      {start.recipe}"] if start.recipe is not None else []),
+             f"model       {start.experiment}: {start.parameters:,} parameters, {args}",
              f"tokenizer   {start.tokenizer}: {start.vocabulary:,} tokens",
              f"device      {start.device}, {start.precision}{', compiled' if start.compiled else ''}, batch {' / '.join(map(str, start.batch_sizes))}, "
              f"mini-batch {f'{start.mini_batch_tokens} tokens' if start.mini_batch_tokens else start.mini_batch_size}",
@@ -40,7 +41,7 @@ def banner_fields(start: RunStart) -> dict[str, Any]:
             "vocabulary": start.vocabulary, "device": start.device, "precision": start.precision, "compiled": start.compiled,
             "batch_size": start.batch_size, "mini_batch_size": start.mini_batch_size, "checkpoint": str(start.files.model),
             "stages": [asdict(stage) for stage in start.stages], "samples": start.samples, "resumed": start.resumed, "changes": start.changes,
-            "hints": start.hints, "memory_bytes": start.memory_there, "memory_needed_bytes": start.memory_needed}
+            "hints": start.hints, "recipe": start.recipe, "memory_bytes": start.memory_there, "memory_needed_bytes": start.memory_needed}
 
 
 def stage_lines(stage: StageStart) -> list[str]:

@@ -76,6 +76,7 @@ class RunStart:
     hints: list[str]
     seconds_left: float | None
     flags: Mapping[str, Any]
+    recipe: str | None = None
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,10 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
             load_plan(settings.training_plan, faults if settings.check_plan else None)
     if plan is None and settings.dataset is not None:
         plan = nothing_to_read()
+    if plan is not None and settings.recipe is not None and not faults.lines:
+        from ..plan.follow import follow_recipe
+
+        settings, plan = follow_recipe(settings, plan)
     if plan is not None:
         settings.check_trust(plan)
         _check_names(settings, plan, faults)

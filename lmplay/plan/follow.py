@@ -1,0 +1,78 @@
+"""What flags write into a plan: a recipe.  A run that goes on keeps what was written when it began.  Plan floor, no torch."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .load import plan_from_json
+from .options import FLAGS
+from .recipes import RECIPES
+from .schema import LENGTHS, Plan
+from .settings import Settings
+
+# Endings of the names of experiments, for their sizes.
+_SIZES = ("_tiny", "_med", "_large")
+_WITHOUT_LENGTH = ("epochs", 1.0)
+
+
+def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
+    """Write what `--recipe` sets into a plan, as if it had been typed; a flag that was typed itself wins, here or where a stage is resolved.
+
+    :return: settings and plan with it; the same ones without `--recipe`.
+    :raises UserError: when it does not go together with what a stage says.
+    """
+    if settings.recipe is None:
+        return settings, plan
+    recipe, written = RECIPES[settings.recipe], plan.to_json()
+    for number, stage in enumerate(plan.stages):
+        length = {"epochs": recipe.epochs} if recipe.epochs is not None and stage.length == _WITHOUT_LENGTH else {}
+        written["stages"][number] |= recipe.stage | length
+    model = written.get("model", {}) | recipe.model
+    before = settings.experiment(plan)
+    if "exp" not in settings.explicit and ":" not in before:
+        model["exp"] = recipe.family + next((size for size in _SIZES if before.endswith(size)), "")
+        if model["exp"] != before:
+            model.pop("settings", None)  # of another family
+    written["model"] = model
+    if "ema" not in settings.explicit:
+        settings = replace(settings, ema=recipe.ema)
+    return settings, plan_from_json(written, f"--recipe {settings.recipe}")
+
+
+def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]) -> Plan:
+    """Write into the plan of a run that goes on what flags had written when it began; the tables may have changed since then.
+
+    :param before: the settings in the checkpoint.
+    :param stored_plan: the plan in it.
+    """
+    name = before.get("recipe")
+    if name is None:
+        return plan
+    keys = {*RECIPES[name].stage, *(LENGTHS if RECIPES[name].epochs is not None else ())}
+    stored = {stage["name"]: stage for stage in stored_plan["stages"]}
+    written = plan.to_json()
+    for number, stage in enumerate(written["stages"]):
+        if (old := stored.get(stage["name"])) is not None:
+            kept = {key: old[key] for key in keys if key in old}
+            written["stages"][number] = {key: value for key, value in stage.items() if key not in keys} | kept
+    return plan_from_json({**written, "model": stored_plan.get("model", {})}, f"--recipe {name}")
+
+
+def recipe_in_words(settings: Settings, plan: Plan, experiment: str) -> str | None:
+    """Say what a recipe has set and why, and which flags have replaced it; None without one.
+
+    :param plan: with it.
+    :param experiment: the model's.
+    """
+    if settings.recipe is None:
+        return None
+    recipe, stage = RECIPES[settings.recipe], plan.stages[-1]
+    values: dict[str, Any] = {"exp": experiment, "dropout": plan.model.dropout, "optimizer": stage.optimizer and stage.optimizer.name, "lr": stage.lr,
+                              "lr_schedule": stage.lr_chain.in_words(), "warmup": stage.warmup, "weight_decay": stage.weight_decay,
+                              "grad_clip": stage.grad_clip, "batch_size": stage.batch_size, "ema": settings.ema or None,
+                              "early_stopping": stage.early_stopping and f"after {stage.early_stopping.patience}",
+                              "length": f"{stage.epochs:g} epochs" if recipe.epochs is not None and stage.epochs is not None else None}
+    typed = {flag.name: getattr(settings, flag.name) for flag in FLAGS if flag.name in settings.explicit and flag.name in values}
+    said = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None and name not in typed)
+    instead = f"; typed: {', '.join(f'{name} {value}' for name, value in typed.items())}" if typed else ""
+    return f"{settings.recipe}: {recipe.why}; {said}{instead}"
