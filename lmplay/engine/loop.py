@@ -12,6 +12,7 @@ from ..checkpoints.weights import save_weights
 from ..errors import TrainingError, Unavailable, UserError
 from .batches import TrainBatch
 from .interrupt import AGAIN, Stopped
+from .profile import StepProfile
 from .record import Recorder
 from .run import OpenStage, Run
 from .save import SaveClock, save
@@ -28,7 +29,8 @@ def train(run: Run) -> int:
     :raises TrainingError: when training cannot go on; the last checkpoint is whole.
     """
     run.report.banner(run_start(run))
-    saves = SaveClock(run)
+    saves, profile = SaveClock(run), StepProfile(run)
+    run.closing.callback(profile.close)
     saved = True
     for open_stage in run.stages.values():
         stage = _begin(run, open_stage)
@@ -47,6 +49,7 @@ def train(run: Run) -> int:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, sums)
             run.interrupt.step_seconds = time.monotonic() - started
+            profile.step_done()
             stage.note_progress()
             _validate(run, stage, recorder)
             _check_limits(run)

@@ -204,6 +204,8 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
                    f"{settings.out_dir}: to go on there, move all {path.stem}*.lmp into it.")
     for folder in {path.parent, Path(settings.out_dir).expanduser()}:
         check_folder(folder, "output folder")
+    if settings.profile is not None:
+        check_folder(Path(settings.profile).expanduser().parent, "folder of --profile")
     _check_places(settings, path, [stage.name for stage in plan.stages])
     with ExitStack() as closing:
         lock = Lock(path, Path(settings.out_dir).expanduser(), [stage.name for stage in plan.stages])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import record_function
 
 from ..data.batcher import Batch
 from ..device.memory import peak_memory
@@ -16,6 +17,7 @@ from ..stats.figures import Progress, values
 from ..stats.run_record import RunRecord
 from .batches import TrainBatch
 from .evaluate import add_words
+from .profile import PAUSE
 from .run import Run
 from .stage import StageRunner
 from .step import StepSums
@@ -86,7 +88,8 @@ class Recorder:
     def pause(self) -> Iterator[None]:
         """Do something else than training: with all steps in the statistics, and the clock stopped."""
         self.flush()
-        yield
+        with record_function(PAUSE):
+            yield
         self._mark = time.perf_counter()
 
     def _send(self, batch: Batch, sums: StepSums, known: dict[str, float]) -> _Pending:

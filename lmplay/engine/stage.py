@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from torch.profiler import record_function
+
 from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
 from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
@@ -31,6 +33,7 @@ from .evaluate import Evaluation, evaluate, validation_done
 from .held_out import HeldOut
 from .named_sets import NamedSets
 from .opening import freeze
+from .profile import DATA
 from .run import OpenStage, Run
 from .step import StepSums, train_step
 from .written import judge_written
@@ -126,7 +129,8 @@ class StageRunner:
     def next_batch(self) -> TrainBatch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
         started = time.perf_counter()
-        batch = self.batches.next(self.run.interrupt.requested)
+        with record_function(DATA):
+            batch = self.batches.next(self.run.interrupt.requested)
         self.data_seconds = time.perf_counter() - started
         if self.batches.end is not None:
             self.reached = self.batches.end.reached

@@ -329,6 +329,8 @@ class Options:
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
     sample_count: int = _flag(1, _W, _from_1, "TEXTS", "texts for each prompt of --sample-prompts", _ASIDE)
     sample_temperature: float = _flag(0.8, _W, Number(float, 0), "NUMBER", "temperature of --sample-prompts; 0 = always the most probable token", _ASIDE)
+    profile: str | None = _flag(None, _W, matching(r".*\.json(\.gz)?", "a file that ends in .json or .json.gz"), "FILE", "write a trace of 5 steps to "
+                                "FILE, and say what they spend their time on", _ASIDE)
     quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
     verbose: bool = _flag(False, _W, switch, "", "say more: versions, flags, the learning rate and every save", _ASIDE)
     log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
@@ -339,7 +341,7 @@ BASIC = ("recipe", "exp", "num_blocks", "embed_dim", "num_heads", "context_len",
          "batch_size", "mini_batch_size", "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
          "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "track", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
-ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume")
+ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume", "profile")
 # Kept flags that files of older versions lack.
 ADDED = ("validation_seed", "ema", "recipe")
 # What is written into the plan that a record of settings has.

@@ -208,7 +208,7 @@ def _to_go_on(command: list[str]) -> list[str]:
     words, value_of = [], ""
     for word in command:
         name = word.replace("_", "-").partition("=")[0] if word.startswith("--") else ""
-        if name.removeprefix("--").replace("-", "_") not in ONCE and value_of != "--resume":
+        if name.removeprefix("--").replace("-", "_") not in ONCE and value_of not in ("--resume", "--profile"):
             words.append(word)
         value_of = name if "=" not in word else ""
     return words

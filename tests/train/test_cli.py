@@ -31,7 +31,8 @@ DEFAULTS = {
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
     "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "show_samples": 0, "show_batch": None, "json": False,
     "track": None, "callback": None, "track_project": None, "track_name": None, "track_tags": None,
-    "sample_prompts": None, "sample_tokens": 100, "sample_count": 1, "sample_temperature": 0.8, "quiet": False, "verbose": False, "log_json": False,
+    "sample_prompts": None, "sample_tokens": 100, "sample_count": 1, "sample_temperature": 0.8,
+    "profile": None, "quiet": False, "verbose": False, "log_json": False,
 }
 
 
