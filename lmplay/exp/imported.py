@@ -20,6 +20,7 @@ _READERS: dict[str, tuple[str, ModuleType]] = {
     "gpt2": ("gpt2ish", gpt2ish), **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llamaish", llamaish)),
     **dict.fromkeys(("arcee", "apertus"), ("modern", modern))}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "*.model", "*.tiktoken")
 # The longest sequence of a new model where nobody asks for one: models of others allow up to a million tokens.
 _MOST_CONTEXT = 4096
 # What nanoGPT has for GPT-2's vocabulary: as it is, and rounded up.
@@ -81,7 +82,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
             raise UserError(f"{label}: {error}{otherwise}") from None
         return found
 
-    has_tokenizer = not is_folder or any((Path(source).expanduser() / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    has_tokenizer = not is_folder or any(found for name in _TOKENIZERS for found in Path(source).expanduser().glob(name))
     return Imported(experiment, args, rows, source if has_tokenizer else None, read)
 
 

@@ -130,8 +130,8 @@ def _file_of(options: argparse.Namespace) -> Path:
     path = find_model(options.model, options.out_dir, "MODEL")
     if options.state == "latest":
         return path
-    chosen = path.with_name(f"{path.stem}.{options.state}{path.suffix}")
-    if not chosen.is_file():
+    chosen = path.parent / f"{path.stem}.{options.state}{path.suffix}"
+    if chosen.parent != path.parent or not chosen.is_file():
         there = sorted(other.stem.removeprefix(f"{path.stem}.") for other in path.parent.glob(f"{path.stem}.*.lmp"))
         raise UserError(f"--state {options.state}: there is no file {chosen}.{nearest(options.state, there)} {path.name} has the states "
                         f"{', '.join(['latest', *there])}.")

@@ -169,6 +169,25 @@ def test_the_card_has_plan_data_figures_and_curve_and_no_folder_of_this_machine(
     assert Path("out/curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_names_of_tokenizers_and_models_have_no_folders_of_this_machine(tmp_path):
+    from lmplay.export.private import shortened
+
+    assert shortened({"a": ["hf:/home/me/x", "/home/me/tok", "train:300", "owner/name", "builtin:tales/1", 3], "b": "hf:owner/name", "c": "see https://a.b/c"}) == {
+        "a": ["hf:x", "tok", "train:300", "owner/name", "builtin:tales/1", 3], "b": "hf:owner/name", "c": "see https://a.b/c"}
+    train_tokenizer(iter([sentences(30)] * 3), 300)._fast.save(str(tmp_path / "tokenizer.json"))
+    model_file(Path("m.lmp"), tokenizer=load_tokenizer(str(tmp_path)))
+    assert run(["./m.lmp", "out"]) == 0
+    assert not [path.name for path in Path("out").iterdir() if str(tmp_path).encode() in path.read_bytes()]
+
+
+def test_a_record_of_any_kind_is_read(capsys):
+    model_file(Path("m.lmp"))
+    for record in ("{", "[]", '{"files": 3}', '{"files": ["mine.txt"]}', '{"files": [["x"]]}'):
+        Path("out").mkdir(exist_ok=True)
+        Path("out/lmplay.json").write_text(record)
+        assert "out: is there and not empty, and lmp_export has not written lmplay.json in it" in refused(capsys, "./m.lmp", "out")
+
+
 def test_files_of_others_are_kept_and_an_export_is_replaced(capsys):
     model_file(Path("m.lmp"))
     Path("out").mkdir()
@@ -217,6 +236,7 @@ def test_what_cannot_be_is_refused_in_a_line(capsys):
     assert "computes what Modern does with soft_cap" in refused(capsys, "./m.lmp", "out")
     assert "MODEL nowhere: there is no such file" in refused(capsys, "nowhere", "out")
     assert "invalid choice: 'int4'" in refused(capsys, "./m.lmp", "out", "--dtype", "int4")
+    assert "--state ../m: there is no file" in refused(capsys, "./m.lmp", "out", "--state", "../m")
     assert "--max-shard-size 5: allowed is" in refused(capsys, "./m.lmp", "out", "--max-shard-size", "5")
     Path("m.lmp").write_bytes(b"not one")
     assert "damaged, or not a checkpoint" in refused(capsys, "./m.lmp", "out")
