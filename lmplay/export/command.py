@@ -42,7 +42,7 @@ def run(argv: list[str] | None) -> int:
         return error.exit_code
     except KeyboardInterrupt as stop:
         with suppress(OSError):
-            print("\nlmp_export: stopped; nothing has been written.", file=sys.stderr)
+            print("\nlmp_export: stopped; what was half written has been removed.", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stop) else 130
 
 
