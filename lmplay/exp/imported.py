@@ -15,8 +15,8 @@ from ..errors import UserError, value_fault
 from ..hub import first_line
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
 
-# The experiment of each type of model, and what reads it.
-_READERS: dict[str, tuple[str, ModuleType]] = {
+# The experiment of each type of model, and the module that reads its config and its weights.
+READERS: dict[str, tuple[str, ModuleType]] = {
     "gpt2": ("gpt2ish", gpt2ish), **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llamaish", llamaish)),
     **dict.fromkeys(("arcee", "apertus"), ("modern", modern))}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -59,12 +59,12 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
     kind = config.model_type
     otherwise = f" --exp hf:{source} goes on from it as it is."
-    if kind not in _READERS:
-        raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(_READERS)}.{otherwise}")
+    if kind not in READERS:
+        raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(READERS)}.{otherwise}")
     longest = longest_piece(config) or _MOST_CONTEXT
     if context_len is not None and context_len > longest:
         raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
-    experiment, module = _READERS[kind]
+    experiment, module = READERS[kind]
     longest = min(longest, _MOST_CONTEXT if kind != "gpt2" else longest)
     try:
         args = module.settings_of(config, context_len or (min(longest, config.sliding_window) if llamaish.slides(config, longest) else longest))

@@ -102,7 +102,7 @@ def _umask() -> int:
 
 def _sync(path: Path) -> None:
     """Make what was written durable."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR)
     try:
         os.fsync(handle)
     finally:
