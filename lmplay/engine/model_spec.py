@@ -143,12 +143,16 @@ def _of_others(settings: Settings, plan: Plan, imported: Imported) -> ModelSpec:
     def read(tokenizer: Tokenizer, say: Callable[[str], None]) -> dict[str, Any]:
         from ..exp.imported import fit_rows
 
-        matched = matched_ids(tokenizer, own) if own is not None and tokenizer.spec != own.spec else list(range(tokenizer.vocab_size))
+        is_other = own is not None and tokenizer.spec != own.spec
+        matched = matched_ids(tokenizer, own) if own is not None and is_other else list(range(tokenizer.vocab_size))
         ids = [number if number is not None and number < imported.rows else None for number in matched]
         rows = imported.rows if own is None else min(imported.rows, own.vocab_size)
         if own is None:
             say(f"WARNING: {label}: has no tokenizer, so tokens of {tokenizer.name} are those of the same ids.")
-        if n_new := ids.count(None):
+        n_new = ids.count(None)
+        if is_other:
+            say(f"{label}: of the {len(ids):,} tokens of {tokenizer.name}, {len(ids) - n_new:,} are found in its own vocabulary by their text.")
+        if n_new:
             say(f"WARNING: {label}: has no rows for {n_new:,} of the {len(ids):,} tokens of {tokenizer.name}; they begin with the mean of all.")
         return fit_rows(imported.read(), ids, rows)
 

@@ -15,11 +15,12 @@ from ..errors import UserError, value_fault
 from ..hub import first_line
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
 
-# The experiment of each type of model, and what reads it.
-_READERS: dict[str, tuple[str, ModuleType]] = {
+# The experiment of each type of model, and the module that reads its config and its weights.
+READERS: dict[str, tuple[str, ModuleType]] = {
     "gpt2": ("gpt2ish", gpt2ish), **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llamaish", llamaish)),
     **dict.fromkeys(("arcee", "apertus"), ("modern", modern))}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZERS = ("tokenizer.json", "vocab.json", "*.model", "*.tiktoken")
 # The longest sequence of a new model where nobody asks for one: models of others allow up to a million tokens.
 _MOST_CONTEXT = 4096
 # What nanoGPT has for GPT-2's vocabulary: as it is, and rounded up.
@@ -58,12 +59,12 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
     kind = config.model_type
     otherwise = f" --exp hf:{source} goes on from it as it is."
-    if kind not in _READERS:
-        raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(_READERS)}.{otherwise}")
+    if kind not in READERS:
+        raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(READERS)}.{otherwise}")
     longest = longest_piece(config) or _MOST_CONTEXT
     if context_len is not None and context_len > longest:
         raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
-    experiment, module = _READERS[kind]
+    experiment, module = READERS[kind]
     longest = min(longest, _MOST_CONTEXT if kind != "gpt2" else longest)
     try:
         args = module.settings_of(config, context_len or (min(longest, config.sliding_window) if llamaish.slides(config, longest) else longest))
@@ -81,7 +82,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
             raise UserError(f"{label}: {error}{otherwise}") from None
         return found
 
-    has_tokenizer = not is_folder or any((Path(source).expanduser() / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+    has_tokenizer = not is_folder or any(found for name in _TOKENIZERS for found in Path(source).expanduser().glob(name))
     return Imported(experiment, args, rows, source if has_tokenizer else None, read)
 
 

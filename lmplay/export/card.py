@@ -19,6 +19,7 @@ from ..stats.run_record import RunRecord
 from ..stats.totals import HELD_OUT, VALIDATION
 from ..stats.writing import stats_files
 from ..words import cut
+from .private import shortened
 
 if TYPE_CHECKING:
     from ..checkpoints.trained import Trained
@@ -76,8 +77,8 @@ def _front(sources: Sequence[dict[str, Any]], license_name: str | None) -> str:
 
 def _said(trained: Trained, state: str, about: str, record: RunRecord | None) -> str:
     """Say what the model is."""
-    lines = [f"A language model, trained with lmplay {__version__}: {about}; experiment `{trained.experiment}`, context of "
-             f"{trained.context_len:,} tokens, tokenizer `{_short(trained.tokenizer.name)}` of {trained.tokenizer.vocab_size:,} tokens."]
+    lines = [f"A language model, trained with lmplay {__version__}: {about}; experiment `{shortened(trained.experiment)}`, context of "
+             f"{trained.context_len:,} tokens, tokenizer `{shortened(trained.tokenizer.name)}` of {trained.tokenizer.vocab_size:,} tokens."]
     if record is not None:
         progress = record.progress
         lines.append(f"It has learned {progress.tokens:,} tokens of {progress.samples:,} samples in {progress.step:,} steps; this is the state `{state}` of "
@@ -125,39 +126,25 @@ def _figures(curves: Sequence[Curve]) -> str:
 
 def _training(trained: Trained, plan: dict[str, Any], record: RunRecord | None) -> str:
     """Say how it was trained, stage by stage, with the plan."""
-    parts = [f"## Training\nSettings of the model: `{json.dumps(_shortened(trained.args), ensure_ascii=False)}`" if len(json.dumps(trained.args)) < 2000
+    parts = [f"## Training\nSettings of the model: `{json.dumps(shortened(trained.args), ensure_ascii=False)}`" if len(json.dumps(trained.args)) < 2000
              else "## Training"]
     if record is not None:
         used = trained.run["runner"]["state_args"].get("stages", {})
         rows = [[name, *(f"{stats.totals[f'total_train_{unit}']:,}" for unit in ("samples", "tokens")),
                  *(str(used.get(name, {}).get(key, "-")) for key in _STAGE_COLUMNS)] for name, stats in record.stage_stats.items()]
         parts.append(_table(["stage", "samples", "tokens", *(key.replace("_", " ") for key in _STAGE_COLUMNS)], rows))
-        parts.append(f"The plan:\n```json\n{json.dumps(_shortened(plan), indent=2, ensure_ascii=False)}\n```")
+        parts.append(f"The plan:\n```json\n{json.dumps(shortened(plan), indent=2, ensure_ascii=False)}\n```")
     return "\n\n".join(parts)
 
 
 def _data(sources: Sequence[dict[str, Any]]) -> str:
     """List the data, with a field for each licence."""
     keys = ("path", "config", "split", "revision")
-    names = list(dict.fromkeys(" ".join(str(_shortened(source[key])) for key in keys if source.get(key)) for source in sources))
+    names = list(dict.fromkeys(" ".join(str(shortened(source[key])) for key in keys if source.get(key)) for source in sources))
     if not names:
         return ""
     return "## Data\n" + _table(["data", "licence"], [[f"`{name}`", "unknown"] for name in names]) + \
         "\n\nlmplay does not know the licences of data; fill them in before you publish the model."
-
-
-def _shortened(value: Any) -> Any:
-    """Leave the folders out of paths of this machine, in nested values."""
-    if isinstance(value, dict):
-        return {key: _shortened(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_shortened(one) for one in value]
-    return _short(value) if isinstance(value, str) else value
-
-
-def _short(text: str) -> str:
-    """Leave the folders out of the path of a file or a folder of this machine."""
-    return Path(text).name if os.path.isabs(text) else text
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -42,7 +42,7 @@ def run(argv: list[str] | None) -> int:
         return error.exit_code
     except KeyboardInterrupt as stop:
         with suppress(OSError):
-            print("\nlmp_export: stopped; nothing has been written.", file=sys.stderr)
+            print("\nlmp_export: stopped; what was half written has been removed.", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stop) else 130
 
 
@@ -130,8 +130,8 @@ def _file_of(options: argparse.Namespace) -> Path:
     path = find_model(options.model, options.out_dir, "MODEL")
     if options.state == "latest":
         return path
-    chosen = path.with_name(f"{path.stem}.{options.state}{path.suffix}")
-    if not chosen.is_file():
+    chosen = path.parent / f"{path.stem}.{options.state}{path.suffix}"
+    if chosen.parent != path.parent or not chosen.is_file():
         there = sorted(other.stem.removeprefix(f"{path.stem}.") for other in path.parent.glob(f"{path.stem}.*.lmp"))
         raise UserError(f"--state {options.state}: there is no file {chosen}.{nearest(options.state, there)} {path.name} has the states "
                         f"{', '.join(['latest', *there])}.")

@@ -82,9 +82,9 @@ def _list_files(folder: Path) -> None:
 def _foreign(folder: Path) -> list[str]:
     """List the files of a folder that no export has written."""
     try:
-        ours = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
+        ours = {str(name) for name in json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]}
     except (OSError, ValueError, KeyError, TypeError):
-        ours = []
+        ours = set()
     return [name for name in _names(folder) if name not in ours]
 
 
@@ -102,7 +102,7 @@ def _umask() -> int:
 
 def _sync(path: Path) -> None:
     """Make what was written durable."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -47,6 +47,8 @@ def check_gguf(path: Path, overwrite: bool) -> None:
 
 def check_model(model: PreTrainedModel) -> None:
     """Refuse a model that llama.cpp would compute otherwise; raises UserError."""
+    from ..exp.imported import READERS
+
     config: Any = model.config
     if config.model_type not in _ARCHITECTURES:
         raise UserError(f"--gguf: {type(model).__name__} is not among the models that can be written ({', '.join(_ARCHITECTURES)}); llama.cpp does not have "
@@ -56,6 +58,10 @@ def check_model(model: PreTrainedModel) -> None:
         raise UserError(f"--gguf: llama.cpp computes {type(model).__name__} with another activation than {activation}.")
     if config.model_type == "qwen3" and config.attention_bias:
         raise UserError("--gguf: llama.cpp computes Qwen3ForCausalLM without the biases of query_key_value_bias.")
+    try:
+        READERS[config.model_type][1].settings_of(config)
+    except UserError as error:
+        raise UserError(f"--gguf: only models that lmplay has itself can be written, and {error}") from None
 
 
 def write_gguf(path: Path, model: PreTrainedModel, tokenizer: Tokenizer | None, name: str, dtype: str, chat_template: str | None = None) -> None:
@@ -76,7 +82,7 @@ def write_gguf(path: Path, model: PreTrainedModel, tokenizer: Tokenizer | None, 
     if tokenizer is None:
         writer.add_tokenizer_model("none")
     else:
-        _add_tokenizer(writer, tokenizer, chat_template)
+        _add_tokenizer(writer, tokenizer, model.config.vocab_size, chat_template)
     _add_weights(writer, model, dtype)
     unfinished.add(str(temporary))
     try:
@@ -146,8 +152,8 @@ def _interleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _add_tokenizer(writer: Any, tokenizer: Tokenizer, chat_template: str | None) -> None:
-    """Add the tokens, their merges and the special ones; raises UserError for a tokenizer that is not of bytes."""
+def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, chat_template: str | None) -> None:
+    """Add the tokens, one for each of the rows of the model, their merges and the special ones; raises UserError for a tokenizer that is not of bytes."""
     import gguf
 
     settings = json.loads(as_fast(tokenizer).to_str())
@@ -155,7 +161,7 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, chat_template: str | None)
     if pre_tokenizer is None:
         raise UserError(f"--gguf: the tokenizer {tokenizer.name} has no form in GGUF that is known to give the same ids (those of bytes have, split as GPT-2, "
                         "Qwen 2 or Llama 3 do); --no-tokenizer leaves it out.")
-    tokens = [f"[PAD{number}]" for number in range(tokenizer.vocab_size)]
+    tokens = [f"[PAD{number}]" for number in range(rows)]
     types = [gguf.TokenType.UNUSED] * len(tokens)
     for token, number in settings["model"]["vocab"].items():
         tokens[number], types[number] = token, gguf.TokenType.NORMAL

@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..exp import split_name
 from ..files import check_free_bytes
 from .folder import write_record
+from .private import shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,8 +63,8 @@ def write_model(folder: Path, model: PreTrainedModel, trained: Trained, options:
     _save(model, folder, options.max_shard_size)
     if not options.no_tokenizer:
         save_pretrained(trained.tokenizer, folder, trained.context_len, chat_template_of(trained))
-    write_record(folder, {"lmplay": __version__, "experiment": trained.experiment, "args": trained.args, "tokenizer": trained.tokenizer.name,
-                          "forms": trained.forms, "averaged": trained.averaged})
+    record = {"experiment": trained.experiment, "args": trained.args, "tokenizer": trained.tokenizer.name, "forms": trained.forms}
+    write_record(folder, {"lmplay": __version__, **shortened(record), "averaged": trained.averaged})
 
 
 def described(model: PreTrainedModel, dtype_name: str) -> str:

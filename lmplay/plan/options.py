@@ -219,8 +219,8 @@ class Options:
         top="Tokenizer of a new model")
     model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it lies in --out-dir; by default "
                               "<exp>_model.lmp", _ASIDE)
-    initial_model: str | None = _flag(None, _M, _text, "FILE", "weights and tokenizer of a new model: a checkpoint, a folder or hub name of "
-                                      "transformers, or nanoGPT's ckpt.pt", _SILENT)
+    initial_model: str | None = _flag(None, _M, _text, "FILE", "begin with weights and tokenizer of a checkpoint, a folder or hub name of "
+                                      "transformers, or a ckpt.pt", _SILENT)
     training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
     dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
                                 _SILENT)

@@ -43,7 +43,19 @@ def refused(capsys, *arguments) -> str:
     ("gpt2ish", {}), ("unified", {"front_factor": 2.0}), ("llamaish", {}), ("llamaish", {"query_key_norm": True}), ("llamaish", {"query_key_value_bias": True}),
     ("llamaish", {"embed_dim": 36, "num_heads": 5, "head_dim": 8}), ("modern", {}), ("modern", {"query_key_norm": False})], ids=str)
 def test_greedy_texts_of_twenty_prompts_are_the_same(capsys, experiment, settings):
-    tokenizer = train_tokenizer(iter([sentences(30)] * 3), 300) if settings or experiment != "llamaish" else load_tokenizer("bytes")
+    is_of_bytes = experiment == "llamaish" and not settings
+    check_texts(capsys, experiment, settings, load_tokenizer("bytes") if is_of_bytes else train_tokenizer(iter([sentences(30)] * 3), 300))
+
+
+def test_they_are_with_a_tokenizer_of_sentencepiece(capsys):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter([sentences(30), *PROMPTS] * 3), model_prefix="spm", vocab_size=340, model_type="bpe",
+                                             hard_vocab_limit=False, minloglevel=2, num_threads=1)
+    check_texts(capsys, "llamaish", {}, load_tokenizer("spm.model"))
+
+
+def check_texts(capsys, experiment, settings, tokenizer):
+    """Write 20 texts with lmp_generator and with transformers."""
     model_file(Path("m.lmp"), experiment, tokenizer, **settings)
     assert run(["./m.lmp", "out"]) == 0
     Path("prompts.txt").write_text("\n".join(PROMPTS))
@@ -54,7 +66,7 @@ def test_greedy_texts_of_twenty_prompts_are_the_same(capsys, experiment, setting
     for prompt, text in zip(PROMPTS, ours, strict=True):
         inputs = theirs(theirs.eos_token + prompt, return_tensors="pt")
         new = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1]:]
-        assert theirs.decode(new, skip_special_tokens=True).encode() == text.encode()
+        assert theirs.decode([number for number in new.tolist() if number != theirs.eos_token_id]).encode() == text.encode()
     assert len({*ours}) > 5
 
 
@@ -169,6 +181,25 @@ def test_the_card_has_plan_data_figures_and_curve_and_no_folder_of_this_machine(
     assert Path("out/curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_names_of_tokenizers_and_models_have_no_folders_of_this_machine(tmp_path):
+    from lmplay.export.private import shortened
+
+    kept = ["train:300", "owner/name", "builtin:tales/1", 3, "hf:owner/name", "see https://a.b/c"]
+    assert shortened({"a": ["hf:/home/me/x", "/home/me/tok", "./tok", *kept]}) == {"a": ["hf:x", "tok", "tok", *kept]}
+    train_tokenizer(iter([sentences(30)] * 3), 300)._fast.save(str(tmp_path / "tokenizer.json"))
+    model_file(Path("m.lmp"), tokenizer=load_tokenizer(str(tmp_path)))
+    assert run(["./m.lmp", "out"]) == 0
+    assert not [path.name for path in Path("out").iterdir() if str(tmp_path).encode() in path.read_bytes()]
+
+
+def test_a_record_of_any_kind_is_read(capsys):
+    model_file(Path("m.lmp"))
+    for record in ("{", "[]", '{"files": 3}', '{"files": ["mine.txt"]}', '{"files": [["x"]]}'):
+        Path("out").mkdir(exist_ok=True)
+        Path("out/lmplay.json").write_text(record)
+        assert "out: is there and not empty, and lmp_export has not written lmplay.json in it" in refused(capsys, "./m.lmp", "out")
+
+
 def test_files_of_others_are_kept_and_an_export_is_replaced(capsys):
     model_file(Path("m.lmp"))
     Path("out").mkdir()
@@ -217,6 +248,7 @@ def test_what_cannot_be_is_refused_in_a_line(capsys):
     assert "computes what Modern does with soft_cap" in refused(capsys, "./m.lmp", "out")
     assert "MODEL nowhere: there is no such file" in refused(capsys, "nowhere", "out")
     assert "invalid choice: 'int4'" in refused(capsys, "./m.lmp", "out", "--dtype", "int4")
+    assert "--state ../m: there is no file" in refused(capsys, "./m.lmp", "out", "--state", "../m")
     assert "--max-shard-size 5: allowed is" in refused(capsys, "./m.lmp", "out", "--max-shard-size", "5")
     Path("m.lmp").write_bytes(b"not one")
     assert "damaged, or not a checkpoint" in refused(capsys, "./m.lmp", "out")

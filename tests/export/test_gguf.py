@@ -115,6 +115,25 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(capsys, tmp_path, wor
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lmp", "b.gguf", "tokenizer.json"]
 
 
+def test_a_model_of_transformers_is_written_where_lmplay_has_it_too(capsys, tokenizer):
+    import json
+
+    from lmplay.checkpoints.format import FORMAT, versions, write
+    from lmplay.exp import build_model, get_experiment
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64, "vocab_size": 320}
+    for rope, code in (({"rope_type": "default", "rope_theta": 1e4}, 0), ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, 2)):
+        config = transformers.AutoConfig.for_model("llama", **sizes, rope_parameters=rope)
+        args = {"context_len": 32, "config": json.loads(config.to_json_string(use_diff=False))}
+        model = build_model(get_experiment("hf:x"), vocab_size=tokenizer.vocab_size, **args)
+        built = {"experiment": "hf:x", "args": args, "tokenizer": tokenizer.spec, "forms": {}}
+        write(Path("m.lmp"), {"format": FORMAT, "versions": versions(), "model": {"state_args": built, "state": model.state_dict()}})
+        assert run(["./m.lmp", "--gguf", "m.gguf", "--overwrite"]) == code
+    assert "only models that lmplay has itself can be written, and llamaish lacks rope_type linear" in capsys.readouterr().err
+    tokens = field(gguf.GGUFReader("m.gguf"), "tokenizer.ggml.tokens")
+    assert (len(tokens), tokens[-1]) == (320, "[PAD319]")
+
+
 def test_without_the_package_the_extra_is_named(capsys, monkeypatch):
     import sys
 
