@@ -29,7 +29,7 @@ FOREIGN = {"--no-", "--logdir", "--backend-store-uri", "--time", "--signal", "--
 # Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some.
 NOT_HERE = ("--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
 # What prints something and ends, so that nothing need be trained.
-LOOKS = ("--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
+LOOKS = ("--find-lr", "--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
 
 
 @pytest.fixture(scope="module")

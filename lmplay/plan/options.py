@@ -192,6 +192,7 @@ def _flag(default: T, group: str, check: Callable[[Any], Any], unit: str, help: 
 
 _text, _from_0, _from_1 = matching(".+", "a text"), Number(int, 0), Number(int, 1)
 _time = matching(r"auto|\d+:[0-5]\d:[0-5]\d", "HH:MM:SS, such as 12:30:00, or auto")
+_picture = matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf")
 _batch_number = matching(r"(.+:)?0*[1-9]\d*", "N or STAGE:N, with N from 1", int)
 _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "optimizer", "device and speed", "run", "watching")
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
@@ -309,8 +310,10 @@ class Options:
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
-    plot_schedule: str | None = _flag(None, _R, matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf"), "FILE", "draw learning rate, batch "
+    plot_schedule: str | None = _flag(None, _R, _picture, "FILE", "draw learning rate, batch "
                                       "size, context length and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
+    find_lr: str | None = _flag(None, _R, _picture, "FILE", "try learning rates in short runs over the beginning of the first stage, draw "
+                                "into FILE what they come to, print a suggestion, and end", _ASIDE)
     show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)

@@ -112,7 +112,7 @@ class Settings(Options):
 
     def conflicts(self) -> list[str]:
         """List the flags that contradict each other, a line each; conflicts with the model are found where it is built."""
-        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", *_AS_JSON) if getattr(self, name)]
+        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", "find_lr", *_AS_JSON) if getattr(self, name)]
         budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
         rules = {
             "--dataset and --training-plan together: give one of them; --dataset stands for a plan of one stage.":

@@ -135,6 +135,11 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
 
         tell(plot_schedule(settings, plan, Path(settings.plot_schedule).expanduser(), say))
         return 0
+    if settings.find_lr is not None:
+        from ..preview.find_lr import find_lr
+
+        tell(find_lr(settings, plan, Path(settings.find_lr).expanduser(), say))
+        return 0
     if settings.check_plan:
         from ..preview.check_plan import check_plan
         from ..preview.check_plan_text import to_text

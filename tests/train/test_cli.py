@@ -29,7 +29,7 @@ DEFAULTS = {
     "activation_checkpointing": 0, "activation_memory_budget": 1.0, "matmul_precision": "highest",
     "tune_allocator": True,
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
-    "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "show_samples": 0, "show_batch": None, "json": False,
+    "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "find_lr": None, "show_samples": 0, "show_batch": None, "json": False,
     "track": None, "callback": None, "track_project": None, "track_name": None, "track_tags": None,
     "sample_prompts": None, "sample_tokens": 100, "sample_count": 1, "sample_temperature": 0.8, "quiet": False, "verbose": False, "log_json": False,
 }
