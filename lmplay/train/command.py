@@ -125,6 +125,10 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
 
         save_sources(plan.sources(), settings.datasets_folder, report.say)
         return 0
+    if (settings.params is not None or settings.train_for is not None) and not faults.lines:
+        from ..preview.sizes import choose_sizes
+
+        plan = choose_sizes(settings, plan, say)
     if settings.describe:
         from ..preview.describe import describe
 
