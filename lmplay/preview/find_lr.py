@@ -69,7 +69,7 @@ def find_lr(settings: Settings, plan: Plan, path: Path, say: Callable[[str], Non
     """
     runtime, ahead, opened = check_all(settings, plan, lambda ahead: [(ahead.plan.stages[0], StageState(ahead.plan.stages[0].name))], say, Faults())
     stage = next(iter(opened.values()))
-    model, device_model, _ = make_model(ahead, runtime, [stage], say)
+    model, device_model, _ = make_model(ahead, runtime, [stage], say, say)
     batches = _first_batches(ahead.settings, stage, StageView(ahead.settings, stage, model.tokenizer), device_model)
     freeze(device_model.raw, stage.stage, ahead.settings)
     fresh = {name: value.detach().clone() for name, value in device_model.raw.state_dict().items()}
