@@ -50,6 +50,11 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
+def seconds_of(text: str) -> int:
+    """Read a duration such as ``1h30m``."""
+    return sum(int(count) * {"h": 3600, "m": 60, "s": 1}[unit] for count, unit in re.findall(r"([0-9]+)([hms])", text))
+
+
 def duration(seconds: float) -> str:
     """Write a duration with its two largest units: ``33.1s``, ``12m 05s``, ``3h 20m``."""
     if seconds < 60:

@@ -26,10 +26,10 @@ PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
 FOREIGN = {"--no-", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
-# Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some.
-NOT_HERE = ("--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
+# Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some; and what measures for a while: tests/preview/test_sizes.py.
+NOT_HERE = ("--train-for", "--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
 # What prints something and ends, so that nothing need be trained.
-LOOKS = ("--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
+LOOKS = ("--find-lr", "--check-plan", "--show-samples", "--show-batch", "--describe", "--inspect")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_every_command_is_taken(reader, capsys, monkeypatch, command):
         return
     if program == "lmp_trainer":
         has_file = {"--use-config", "--initial-model", "--inspect"} & {*arguments}
-        size = [] if has_file else [*TINY, "--out-dir", "new"]
+        size = [] if has_file else [*(TINY if "--params" not in arguments else []), "--out-dir", "new"]
         code = train([*arguments, *size, *([] if {*LOOKS} & {*arguments} else ["--describe"])])
     elif program == "lmp_generator":
         monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))

@@ -1,4 +1,4 @@
-"""What flags write into a plan: a recipe.  A run that goes on keeps what was written when it began.  Plan floor, no torch."""
+"""What flags write into a plan: a recipe, sizes, a length.  A run that goes on keeps what was written when it began.  Plan floor, no torch."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -39,23 +39,36 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
     return settings, plan_from_json(written, f"--recipe {settings.recipe}")
 
 
+def with_sizes(plan: Plan, sizes: dict[str, Any], tokens: int | None = None) -> Plan:
+    """Write the sizes of a new model into a plan.
+
+    :param sizes: by the keys of `$model`.
+    :param tokens: the length of the stages; None = as it is.
+    """
+    written = plan.to_json()
+    if tokens is not None:
+        written["stages"] = [{key: value for key, value in stage.items() if key not in LENGTHS} | {"tokens": tokens} for stage in written["stages"]]
+    return plan_from_json({**written, "model": written.get("model", {}) | sizes}, "the plan with a length in tokens")
+
+
 def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]) -> Plan:
     """Write into the plan of a run that goes on what flags had written when it began; the tables may have changed since then.
 
     :param before: the settings in the checkpoint.
     :param stored_plan: the plan in it.
     """
-    name = before.get("recipe")
-    if name is None:
+    recipe = RECIPES[name] if (name := before.get("recipe")) is not None else None
+    timed = before.get("train_for") is not None
+    if recipe is None and not timed and before.get("params") is None:
         return plan
-    keys = {*RECIPES[name].stage, *(LENGTHS if RECIPES[name].epochs is not None else ())}
+    keys = {*(recipe.stage if recipe is not None else ()), *(LENGTHS if timed or (recipe is not None and recipe.epochs is not None) else ())}
     stored = {stage["name"]: stage for stage in stored_plan["stages"]}
     written = plan.to_json()
     for number, stage in enumerate(written["stages"]):
         if (old := stored.get(stage["name"])) is not None:
             kept = {key: old[key] for key in keys if key in old}
             written["stages"][number] = {key: value for key, value in stage.items() if key not in keys} | kept
-    return plan_from_json({**written, "model": stored_plan.get("model", {})}, f"--recipe {name}")
+    return plan_from_json({**written, "model": stored_plan.get("model", {})}, "the plan with what the run began with")
 
 
 def recipe_in_words(settings: Settings, plan: Plan, experiment: str) -> str | None:

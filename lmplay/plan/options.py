@@ -192,6 +192,8 @@ def _flag(default: T, group: str, check: Callable[[Any], Any], unit: str, help: 
 
 _text, _from_0, _from_1 = matching(".+", "a text"), Number(int, 0), Number(int, 1)
 _time = matching(r"auto|\d+:[0-5]\d:[0-5]\d", "HH:MM:SS, such as 12:30:00, or auto")
+_duration = matching(r"(?=\d)(\d+h)?(\d+m)?(\d+s)?", "a time such as 30m, 2h or 1h30m")
+_picture = matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf")
 _batch_number = matching(r"(.+:)?0*[1-9]\d*", "N or STAGE:N, with N from 1", int)
 _M, _P, _T, _O, _D, _R, _W = GROUPS = ("model", "plan and data", "training", "optimizer", "device and speed", "run", "watching")
 _BITS, _BY_STAGE, _KEPT, _LOCKED, _SILENT, _ASIDE = Change.BITS, Change.BY_STAGE, Change.KEPT, Change.LOCKED, Change.SILENT, Change.ASIDE
@@ -208,6 +210,7 @@ class Options:
     num_blocks: int = _flag(6, _M, Number(int, 1, 10_000), "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
     embed_dim: int = _flag(768, _M, Number(int, 1, 1_000_000), "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
     num_heads: int = _flag(12, _M, Number(int, 1, 1_000_000), "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
+    params: int | None = _flag(None, _M, Number(int, 1000), "NUMBER", "parameters of a new model, such as 10M: its blocks, width and heads are chosen", _KEPT)
     context_len: int = _flag(1024, _M, Number(int, SMALLEST_CONTEXT), "TOKENS", "longest piece a new model can read; if typed, it also overrides the stages' "
                              "context_len", _BY_STAGE, stage="Longest piece in tokens", model="Context length in tokens")
     dropout: float = _flag(0.1, _M, Number(float, 0, 1, below=True), "SHARE", "share of activations a new model drops while training", _LOCKED, model="Dropout")
@@ -233,6 +236,8 @@ class Options:
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
     recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings that go together, for model, optimizer, schedule, batch and more: "
                                f"{in_words([*RECIPES])}; what you type besides wins over it", _KEPT)
+    train_for: str | None = _flag(None, _T, _duration, "TIME", "how long a new model is to be trained, such as 30m or 1h30m: measures sizes here for a moment, "
+                                  "chooses one and its tokens, and prints the table; for a plan of one stage", _KEPT)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
         _MINI_BATCH, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random "
@@ -309,8 +314,10 @@ class Options:
     describe: bool = _flag(False, _R, switch, "", "print the architecture, the parameters by part and the size of a step, and end", _ASIDE)
     inspect: str | None = _flag(None, _R, _text, "FILE", "print what a checkpoint holds, and end", _ASIDE)
     check_plan: bool = _flag(False, _R, switch, "", "print what the plan would read and cost, stage by stage, without training, and end", _ASIDE)
-    plot_schedule: str | None = _flag(None, _R, matching(r".*\.(png|svg|pdf)", "a file that ends in .png, .svg or .pdf"), "FILE", "draw learning rate, batch "
+    plot_schedule: str | None = _flag(None, _R, _picture, "FILE", "draw learning rate, batch "
                                       "size, context length and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
+    find_lr: str | None = _flag(None, _R, _picture, "FILE", "try learning rates in short runs over the beginning of the first stage, draw "
+                                "into FILE what they come to, print a suggestion, and end", _ASIDE)
     show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)
@@ -343,7 +350,7 @@ BASIC = ("recipe", "exp", "num_blocks", "embed_dim", "num_heads", "context_len",
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume", "profile")
 # Kept flags that files of older versions lack.
-ADDED = ("validation_seed", "ema", "recipe")
+ADDED = ("validation_seed", "ema", "recipe", "params", "train_for")
 # What is written into the plan that a record of settings has.
-WRITTEN = ("recipe",)
+WRITTEN = ("recipe", "params", "train_for")
 FLAGS: tuple[Flag, ...] = tuple(entry.metadata["flag"]._replace(name=entry.name) for entry in fields(Options))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, nearest_word
 from ..files import NotAFile, check_is_file
 from ..paths import in_folder
+from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
 from .options import CHANGING, FLAGS, Options
@@ -112,9 +113,14 @@ class Settings(Options):
 
     def conflicts(self) -> list[str]:
         """List the flags that contradict each other, a line each; conflicts with the model are found where it is built."""
-        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", *_AS_JSON) if getattr(self, name)]
+        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", "find_lr", *_AS_JSON) if getattr(self, name)]
         budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
+        sized = [f"--{name.replace('_', '-')}" for name in ("params", "train_for") if getattr(self, name) is not None]
+        sizes = [f"--{name.replace('_', '-')}" for name in ("num_blocks", "embed_dim", "num_heads", "initial_model") if name in self.explicit]
         rules = {
+            "--params and --train-for together: each chooses the size of the model; give one of them.": len(sized) > 1,
+            f"{''.join(sized[:1])} and {' and '.join(sizes)} together: each says how large the model is; give one of them.": bool(sized and sizes),
+            f"--train-for {self.train_for}: is no time; give one such as 30m.": self.train_for is not None and not seconds_of(self.train_for),
             "--dataset and --training-plan together: give one of them; --dataset stands for a plan of one stage.":
                 {"dataset", "training_plan"} <= self.explicit,
             "--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.":

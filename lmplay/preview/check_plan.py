@@ -108,7 +108,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say, say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)
-    module, tokenizer, timer = model.module, model.tokenizer, _Timer(device_model, optimizers)
+    module, tokenizer, timer = model.module, model.tokenizer, Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]
     evaluating = [one["seconds_in_all"] for stage in found for one in stage["evaluate"]]
@@ -121,7 +121,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
             "checkpoint_bytes": size, "checkpoints_bytes": size * (1 + settings.keep + len(plan.stages) + 1 + 1)}
 
 
-def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: _Timer) -> dict[str, Any]:
+def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: Timer) -> dict[str, Any]:
     """Measure a stage, and estimate the whole of it."""
     model, context_len = timer.model, stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
@@ -164,7 +164,7 @@ def _measure(batches: Batches) -> _Measured:
     return measured
 
 
-def _estimate(stage: OpenStage, measured: _Measured, timer: _Timer) -> dict[str, Any]:
+def _estimate(stage: OpenStage, measured: _Measured, timer: Timer) -> dict[str, Any]:
     """Estimate samples, tokens, steps and seconds of the whole stage."""
     name, most_tokens, counts, looked_at = stage.stage.name, stage.stage.tokens, measured.counts, len(measured.tokens)
     samples: float | None = stage.data.open_samples().total
@@ -221,7 +221,7 @@ def _rows(stream: SampleStream) -> Iterator[Sample]:
             yield sample
 
 
-class _Timer:
+class Timer:
     """Times forward and backward pass for each slot of a mini-batch (a token or padding), and the update."""
 
     def __init__(self, model: DeviceModel, optimizers: OptimizerSet):

@@ -125,6 +125,10 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
 
         save_sources(plan.sources(), settings.datasets_folder, report.say)
         return 0
+    if (settings.params is not None or settings.train_for is not None) and not faults.lines:
+        from ..preview.sizes import choose_sizes
+
+        plan = choose_sizes(settings, plan, say)
     if settings.describe:
         from ..preview.describe import describe
 
@@ -134,6 +138,11 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
         from ..preview.plot_schedule import plot_schedule
 
         tell(plot_schedule(settings, plan, Path(settings.plot_schedule).expanduser(), say))
+        return 0
+    if settings.find_lr is not None:
+        from ..preview.find_lr import find_lr
+
+        tell(find_lr(settings, plan, Path(settings.find_lr).expanduser(), say))
         return 0
     if settings.check_plan:
         from ..preview.check_plan import check_plan

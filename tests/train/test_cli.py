@@ -16,10 +16,11 @@ from lmplay.train.__main__ import main
 from lmplay.train.flags import FLAGS
 
 DEFAULTS = {
-    "exp": "gpt2ish", "num_blocks": 6, "embed_dim": 768, "num_heads": 12, "context_len": 1024, "dropout": 0.1, "tied_head": True, "tokenizer": None,
-    "model": None, "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "data_workers": 1,
+    "exp": "gpt2ish", "num_blocks": 6, "embed_dim": 768, "num_heads": 12, "params": None, "context_len": 1024, "dropout": 0.1, "tied_head": True,
+    "tokenizer": None, "model": None,
+    "initial_model": None, "training_plan": "default", "dataset": None, "continuation": "exact", "save_datasets": False, "data_workers": 1,
     "accept_changed_data": False, "out_dir": "out_gpt",
-    "recipe": None, "batch_size": 50, "mini_batch_size": 4, "mini_batch_tokens": 0, "pack": "auto", "validation_batch_size": 4,
+    "recipe": None, "train_for": None, "batch_size": 50, "mini_batch_size": 4, "mini_batch_tokens": 0, "pack": "auto", "validation_batch_size": 4,
     "validation_samples": 64, "validation_seed": 0, "save_interval": "auto", "validation_interval": "auto", "accuracy_pieces": 4, "seed": 0,
     "reset_history": False, "default_freeze": False, "check_grads": False, "lr": 0.0006, "grad_clip": 0.0, "optimizer": "adamw", "betas": None, "eps": None,
     "momentum": None, "weight_decay": None,
@@ -29,7 +30,7 @@ DEFAULTS = {
     "activation_checkpointing": 0, "activation_memory_budget": 1.0, "matmul_precision": "highest",
     "tune_allocator": True,
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
-    "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "show_samples": 0, "show_batch": None, "json": False,
+    "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "find_lr": None, "show_samples": 0, "show_batch": None, "json": False,
     "track": None, "callback": None, "track_project": None, "track_name": None, "track_tags": None,
     "sample_prompts": None, "sample_tokens": 100, "sample_count": 1, "sample_temperature": 0.8,
     "profile": None, "quiet": False, "verbose": False, "log_json": False,
