@@ -186,10 +186,6 @@ def test_what_our_models_lack_or_contradicts_the_flags_is_refused(capsys, tokeni
     assert "tokens of bytes are those of the same ids" in " ".join(begin(capsys, "--initial-model", folder, "--tokenizer", "bytes").split())
 
 
-def test_a_name_of_the_hub_is_asked_for_there(capsys):
-    assert "--initial-model nobody/nothing: " in refused(capsys, "--initial-model", "nobody/nothing")
-
-
 class _NanoBlock(nn.Module):
     """A block of nanoGPT, written from its description: a reference of our own."""
 

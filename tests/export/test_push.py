@@ -64,6 +64,14 @@ def test_what_the_hub_does_not_take_is_one_line_and_the_folder_is_whole(hub, cap
     assert Path("out").is_dir() is (name == "me/mine")
 
 
+def test_a_name_that_the_hub_does_not_have_is_refused_in_a_line(hub, capsys, tmp_path):
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(2)}])
+    assert main(["--dataset", "rows.jsonl", "--initial-model", "nobody/nothing", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("--initial-model nobody/nothing: cannot be read (") == 1
+    assert "Traceback" not in error
+
+
 def test_private_is_for_push(hub, capsys):
     assert run(["./m.lmp", "out", "--private"]) == 2
     assert "--private: is for --push" in capsys.readouterr().err
