@@ -274,7 +274,8 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
     kept = {flag.name: before[flag.name] for flag in FLAGS if flag.change is Change.KEPT}
     if not settings.ignore_optimizer:
         kept["optimizer"] = optimizer if "optimizer" in settings.explicit else before["optimizer"]
-    faults = [f"model {path}: was trained with --{name} {value}, and --{name} {getattr(settings, name)} is given; leave that out"
+    words = {name: f"without --{name}" if value is None else f"with --{name} {value}" for name, value in kept.items()}
+    faults = [f"model {path}: was trained {words[name]}, and --{name} {getattr(settings, name)} is given; leave that out"
               + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
               for name, value in kept.items() if name in settings.explicit and getattr(settings, name) != value]
     if faults:

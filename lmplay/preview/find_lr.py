@@ -151,7 +151,8 @@ def draw(runs: Sequence[ShortRun], suggested: float | None) -> Figure:
     ends.set_xscale("log")
     ends.set_xlabel("learning rate")
     for number, one in enumerate(runs):
-        ways.plot(range(1, len(one.losses) + 1), one.losses, color=_THEME.curves[number % len(_THEME.curves)], linewidth=1.2, label=f"{one.lr:.2g}")
+        ways.plot(range(1, len(one.losses) + 1), one.losses, color=_THEME.curves[number % len(_THEME.curves)],
+                  linestyle="-" if number < len(_THEME.curves) else "--", linewidth=1.2, label=f"{one.lr:.2g}")
     ways.set_xlabel("step")
     if finite := [loss for one in good for loss in one.losses]:
         ways.set_ylim(min(finite) - 0.1, max(finite) + _DIVERGED)

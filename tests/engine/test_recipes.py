@@ -45,7 +45,7 @@ def test_another_recipe_for_a_run_that_goes_on_is_refused(plan, capsys):
         run(capsys, "--recipe", "modern", "--exp", "gpt2ish", code=2)
     write_plan(plan, {"one": {"dataset": "rows.jsonl", "samples": 4}})
     run(capsys, "--model", "plain", "--max-steps", 1, code=75)
-    assert "was trained with --recipe None, and --recipe classic is given" in run(capsys, "--model", "plain", "--recipe", "classic", code=2)
+    assert "was trained without --recipe, and --recipe classic is given" in run(capsys, "--model", "plain", "--recipe", "classic", code=2)
 
 
 def test_an_unknown_recipe_is_refused_in_a_line(plan, capsys):
