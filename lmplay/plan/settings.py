@@ -139,6 +139,15 @@ class Settings(Options):
                 self.json and not any(getattr(self, name) for name in _AS_JSON)}
         return [fault for fault, found in rules.items() if found]
 
+    def alone(self, dump: str | None) -> dict[str, str]:
+        """List the flags that several processes cannot have, each with what to do instead; `dump` is the file of --dump-config."""
+        looks = {f"--{name.replace('_', '-')}": getattr(self, name) for name in ("save_datasets", "describe", "plot_schedule", *_AS_JSON)}
+        looks |= {"--exp list": self.exp == "list", "--training-plan list": self.training_plan == "list", "--dump-config": dump is not None}
+        found = {flag: "start it without torchrun" for flag, given in looks.items() if given}
+        if self.mini_batch_size == "auto":
+            found["--mini-batch-size auto"] = "each would measure another size; give a number, or --mini-batch-tokens"
+        return found
+
     def check_trust(self, plan: Plan) -> None:
         """Refuse a plan that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""
         found = [] if self.trusted else [
