@@ -33,6 +33,7 @@ _BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 6.0
 # Seconds in which the ranks that are left report, to find out which have gone.
 _ROLL_CALL = 3.0
 _POLL = 0.05
+_GO_ON = "What was saved is whole, and the same command goes on from it."
 
 
 class Lost(ElsewhereError):
@@ -54,6 +55,7 @@ class Processes(Ranks):
         self.rank, self.size, self.local_rank = launch.rank, launch.size, launch.local_rank
         try:
             store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=_START))
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)  # torchrun keeps what the one before knew
             dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_START)
             self._control = dist.new_group(backend="gloo", timeout=_OPERATION)
             self._beats = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BEAT_WITHIN))
@@ -62,7 +64,6 @@ class Processes(Ranks):
         self._data: Any = None
         self.place = (0, 0)  # the run's seed, and the number of the step
         self._store = dist.PrefixStore("lmplay", store)
-        self._second_store = dist.PrefixStore("lmplay", store.clone()) if hasattr(store, "clone") else self._store
         self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
         self._vote: tuple[Tensor, Any] | None = None
         self._closing = threading.Event()
@@ -181,13 +182,14 @@ class Processes(Ranks):
                 present |= {rank for rank in range(self.size) if rank not in present and self._store.check([f"present/{rank}"])}
                 time.sleep(_POLL)
         except RuntimeError:  # with the process or the machine that kept what all know
-            return Lost(f"{self.describe(0)} has gone, or its machine, or the connection to it", 1, self.rank <= 1)
+            return Lost(f"{self.describe(0)} has gone, or its machine, or the connection to it. {_GO_ON}", 1, self.rank <= 1)
         missing = [rank for rank in range(self.size) if rank not in present]
         gone = [rank for rank in missing if not self._lives(rank)] or missing
         if not gone:
             return Lost(f"a connection between the processes has failed ({_first_line(error)})", 1, self.rank == 0)
         names = " and ".join(self.describe(rank) for rank in gone)
-        return Lost(f"{names} {'have' if len(gone) > 1 else 'has'} gone (killed, out of memory, or no connection)", 1, self.rank == min(present))
+        return Lost(f"{names} {'have' if len(gone) > 1 else 'has'} gone (killed, out of memory, or no connection). {_GO_ON}", 1,
+                    self.rank == min(present))
 
     def _lives(self, rank: int) -> bool:
         """Tell whether a process of this machine is there; False for those of others."""
@@ -217,7 +219,7 @@ class Processes(Ranks):
                 return
             lost = self.find_lost(error)
             if lost.is_told_here:
-                os.write(2, f"\nlmp_trainer: {lost}; what was saved before is whole, and the same command goes on from it.\n".encode())
+                os.write(2, f"\nlmp_trainer: {lost}\n".encode())
             os._exit(lost.exit_code)
 
 
