@@ -9,7 +9,7 @@ from functools import partial
 
 from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
-from ..errors import LmplayError, TrainingError, Unavailable, UserError
+from ..errors import ElsewhereError, LmplayError, TrainingError, Unavailable, UserError
 from .batches import TrainBatch
 from .interrupt import AGAIN, Stopped
 from .profile import StepProfile
@@ -125,7 +125,8 @@ def _step(run: Run, stage: StageRunner, recorder: Recorder, batch: TrainBatch) -
 
 
 def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
-    """Do the validation and the evaluations that are due, and keep the best state; on an error of their data, save: the run that goes on does them again."""
+    """Do the validation and the evaluations that are due, and keep the best state; on an error of their data, or of another rank, save: the run
+    that goes on does them again."""
     due = stage.state.evaluation_due
     if not stage.state.validation_due and not due:
         return
@@ -134,7 +135,7 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
             if stage.state.validation_due and stage.validate():
                 _keep_best(run, stage)
             stage.evaluate(due)
-        except (Unavailable, UserError):
+        except (Unavailable, UserError, ElsewhereError):
             _insist(save(run, stage.name, wait=True))
             raise
 
@@ -150,7 +151,7 @@ def _finish(run: Run, stage: StageRunner) -> bool:
     """End a stage; if the data of its last validation fails, save what has been done and re-raise."""
     try:
         return stage.finish(partial(_keep_best, run, stage))
-    except (Unavailable, UserError):
+    except (Unavailable, UserError, ElsewhereError):
         if stage.stats.totals["total_train_steps"]:
             _insist(save(run, stage.name, wait=True))
         raise

@@ -81,7 +81,7 @@ def test_several_processes_give_samples_statistics_and_weights_of_one(folder, si
 
 @pytest.mark.slow
 def test_compiled_code_gives_the_same(folder):
-    flags = ("--compile-model", "--compile-backend", "aot_eager", "--mini-batch-size", 2)
+    flags = ("--compile-model", "--compile-backend", "eager", "--mini-batch-size", 2)
     train(1, "out1", *flags)
     train(2, "out2", *flags)
     assert_alike("out1", "out2")
@@ -170,7 +170,7 @@ def test_a_rank_that_is_killed_is_named_and_the_same_command_goes_on(folder, ran
     assert complaints[1 - rank].count(f"rank {rank} (process {processes[rank].pid}") == 1, complaints
     assert "gone" in complaints[1 - rank]
     assert time.monotonic() - started < 30
-    assert steps_of("killed") >= 2
+    assert steps_of("killed") == 4 if rank else steps_of("killed") >= 2  # rank 0 saves what has been done
     train(2, "killed")
     assert compare_runs(Path("whole"), Path("killed")) == []
 
