@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +35,8 @@ def measure(processes: int, arguments: list[str], steps: int) -> tuple[list[floa
         if not path.exists():
             raise SystemExit(f"{shlex.join(command)}\n{done.stdout}{done.stderr}")
         clock = json.loads(path.read_text(encoding="utf-8"))["clock"]
-    return clock["step_seconds"][_SKIPPED:], clock["data_seconds"][_SKIPPED:]
+    seconds = [after - before for before, after in pairwise(clock["seconds"])][_SKIPPED:]
+    return seconds, [step * share for step, share in zip(seconds, clock["data_wait_share"][_SKIPPED + 1:], strict=True)]
 
 
 def main() -> None:
