@@ -66,6 +66,7 @@ class Processes(Ranks):
         self._store = dist.PrefixStore("lmplay", store)
         self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
         self._vote: tuple[Tensor, Any] | None = None
+        self.ask_step: Callable[[], bool] = lambda: False
         self._closing = threading.Event()
         self.knows = threading.Event()  # that others have gone: this process ends by itself
         self._watcher = threading.Thread(target=self._watch, name="lmplay-ranks", daemon=True)
@@ -84,6 +85,10 @@ class Processes(Ranks):
         """Name a rank: its number, its process and its machine."""
         host, pid = self.members[rank]
         return f"rank {rank} (process {pid} on {host})"
+
+    def step_is_off(self) -> bool:
+        """See :meth:`Ranks.step_is_off`; what answers is :attr:`ask_step`."""
+        return self.ask_step()
 
     def sum(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the sums of tensors over all ranks, added up in float64."""

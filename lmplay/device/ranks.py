@@ -42,6 +42,10 @@ class Ranks:
             if taker == self.rank:
                 yield number, item
 
+    def step_is_off(self) -> bool:
+        """Tell whether the ranks do not do this step, because one has stopped; asked before the last backward pass."""
+        return False
+
     def sum(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the sums of tensors over all ranks, without waiting for the device."""
         return tensors

@@ -55,13 +55,6 @@ class Accord:
         :param step: the steps before.
         """
 
-    def step_is_off(self) -> bool:
-        """Tell whether a rank has stopped, so that no rank does the step; asked before the last backward pass.
-
-        :raises Exception: when another rank has failed.
-        """
-        return False
-
     def failed_elsewhere(self, error: BaseException) -> bool:
         """Tell whether an error has come from another rank: this one has done nothing by halves."""
         return False

@@ -5,6 +5,8 @@ Read this file first: :func:`train` is the program.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from ..checkpoints.format import content_of
@@ -18,7 +20,6 @@ from .run import OpenStage, Run
 from .save import SaveClock, save
 from .settings_record import note_validations
 from .stage import StageRunner
-from .step import StepSums
 from .telling import run_end, run_start, stage_end, stage_start, stop
 
 
@@ -45,7 +46,8 @@ def train(run: Run) -> int:
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
             started = time.monotonic()
-            sums = _step(run, stage, recorder, batch)
+            with _saved_where_others_fail(run, stage, recorder):
+                sums = stage.step(batch)
             if sums is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, sums)
@@ -112,10 +114,11 @@ def _agree(run: Run) -> None:
         run.accord.alike(lambda: None)
 
 
-def _step(run: Run, stage: StageRunner, recorder: Recorder, batch: TrainBatch) -> StepSums | None:
-    """Do a step; if another rank has failed, or has gone, save what has been done before and re-raise."""
+@contextmanager
+def _saved_where_others_fail(run: Run, stage: StageRunner, recorder: Recorder) -> Iterator[None]:
+    """If another rank fails, or goes, in the step of this block, save what has been done before it and re-raise."""
     try:
-        return stage.step(batch)
+        yield
     except LmplayError as error:
         if run.accord.failed_elsewhere(error):
             recorder.flush()

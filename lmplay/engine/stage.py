@@ -151,7 +151,7 @@ class StageRunner:
             for attempt in self._budget.attempts(batch.longest):
                 with run.interrupt.until_stopped(), attempt as tokens:
                     sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
-                                      self.settings.grad_clip, lambda: not run.interrupt.shared and run.interrupt.requested(), run.accord.step_is_off)
+                                      self.settings.grad_clip, lambda: not run.interrupt.shared and run.interrupt.requested())
         except LmplayError:
             restore_torch_random_state(random_before)
             raise

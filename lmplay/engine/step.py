@@ -48,8 +48,8 @@ class StepSums:
         self.predictions.update((number, result.predictions_N[where]) for number, where in mini_batch.rows if number in batch.accuracy_pieces)
 
 
-def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objective, batch: TrainBatch, grad_clip: float, interrupted: Callable[[], bool],
-               is_off: Callable[[], bool] = lambda: False) -> StepSums | None:
+def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objective, batch: TrainBatch, grad_clip: float, interrupted: Callable[[], bool]) \
+        -> StepSums | None:
     """Do forward and backward of every mini-batch, then one update.
 
     Losses are summed over the truth tokens and divided by their number in the whole batch, so that neither the mini-batches nor their order matter for the
@@ -58,8 +58,7 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
 
     :param grad_clip: the largest norm of the gradient, 0 = no limit.
     :param interrupted: asked before each mini-batch.
-    :param is_off: asked once, before the last backward pass: whether the ranks do not do this step.
-    :return: the sums, or None when interrupted: nothing has been updated then.
+    :return: the sums, or None when interrupted on any rank: nothing has been updated then.
     :raises TrainingError: when there is no memory for the optimizers' state.
     """
     runtime, ranks = model.runtime, model.runtime.ranks
@@ -67,34 +66,32 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     zero = partial(torch.zeros, device=runtime.device)
     sums = StepSums(count, zero(()), zero(max(batch.sources, default=-1) + 1), {name: zero(()) for name in objective.sum_names})
     optimizers.zero_grad()
-    share = list(ranks.share(batch.mini_batches, lambda mini_batch: mini_batch.n_slots)) if count else []
+    share: list[tuple[int, MiniBatch | None]] = [*ranks.share(batch.mini_batches if count else (), lambda mini_batch: mini_batch.n_slots)] or [(0, None)]
     with ranks.random_numbers() as begin:
         for left, (number, mini_batch) in zip(range(len(share))[::-1], share, strict=True):
             if interrupted():
                 return None
             begin(number)
-            mini_batch = mini_batch.to(runtime.device)
-            with runtime.autocast():
-                result = objective.loss(model.wrapped, mini_batch, model.head)
-            if not left and is_off():
+            if mini_batch is not None:
+                mini_batch = mini_batch.to(runtime.device)
+                with runtime.autocast():
+                    result = objective.loss(model.wrapped, mini_batch, model.head)
+            if not left and ranks.step_is_off():
                 return None
             with nullcontext() if left else ranks.summing(model.raw.parameters()):
-                runtime.scaler.scale(result.loss_sum / count).backward()
-            sums.add(batch, mini_batch, result)
-        if not share:
-            if is_off():
-                return None
-            with ranks.summing(model.raw.parameters()) if count else nullcontext():
-                pass
-    if count and ranks.size > 1:
-        _sum(sums, batch, ranks)
+                if mini_batch is not None:
+                    runtime.scaler.scale(result.loss_sum / count).backward()
+                    sums.add(batch, mini_batch, result)
+    _add_up(sums, batch, ranks)
     if count and len(optimizers):
         sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip)
     return sums
 
 
-def _sum(sums: StepSums, batch: TrainBatch, ranks: Ranks) -> None:
-    """Add up what the ranks have found; the predictions of a piece are all from one of them."""
+def _add_up(sums: StepSums, batch: TrainBatch, ranks: Ranks) -> None:
+    """Add up what several ranks have found; the predictions of a piece are all from one of them."""
+    if ranks.size == 1:
+        return
     lengths = {number: where.stop - where.start for mini_batch in batch.mini_batches for number, where in mini_batch.rows if number in batch.accuracy_pieces}
     device, names = sums.loss_sum.device, list(sums.figures)
     found = [sums.predictions.get(number, torch.zeros(length, dtype=torch.int64, device=device)) for number, length in lengths.items()]

@@ -47,6 +47,7 @@ class Together(Accord):
         self._over = False  # all ranks know of an error: there is nothing more to vote on
         self.alone = False  # this process ends without the others
         interrupt.shared = True
+        ranks.ask_step = self._step_is_off
 
     @property
     def ranks(self) -> Ranks:
@@ -105,8 +106,11 @@ class Together(Accord):
             self._in_step = True
             self._call(self._mine)
 
-    def step_is_off(self) -> bool:
-        """See :meth:`Accord.step_is_off`."""
+    def _step_is_off(self) -> bool:
+        """Tell whether a rank has stopped, so that no rank does the step.
+
+        :raises Exception: when another rank has failed.
+        """
         with self._interrupt.held():
             if not self._count():
                 return False

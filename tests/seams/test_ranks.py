@@ -28,8 +28,11 @@ BYTES = load_tokenizer("bytes")
 class Threads(Ranks):
     """Ranks that are threads: each waits for the others, and all take the sum of what they have put down."""
 
-    def __init__(self, rank, size, barrier, values):
-        self.rank, self.size, self._barrier, self._values = rank, size, barrier, values
+    def __init__(self, rank, size, barrier, values, is_off):
+        self.rank, self.size, self._barrier, self._values, self._is_off = rank, size, barrier, values, is_off
+
+    def step_is_off(self):
+        return self._is_off
 
     def sum(self, tensors):
         return [self._sum(tensor) for tensor in tensors]
@@ -63,10 +66,10 @@ class Counting(NextToken):
         return replace(super().loss(model, mini_batch, head), figures={"targets": mini_batch.targets_N.sum()})
 
 
-def do_step(model, batch, ranks, is_off=lambda: False):
+def do_step(model, batch, ranks):
     runtime = Runtime(Settings(device="cpu"))
     runtime.ranks = ranks
-    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), Counting(), batch, 1.0, lambda: False, is_off)
+    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), Counting(), batch, 1.0, lambda: False)
 
 
 def make_batch(mini_batches):
@@ -77,13 +80,13 @@ def make_batch(mini_batches):
     return batch
 
 
-def do_together(size, batch, is_off=lambda: False):
+def do_together(size, batch, is_off=False):
     """Let members do a step, each in a thread; gives their models and sums."""
     models, found = [make_model() for _ in range(size)], [None] * size
     barrier, values = threading.Barrier(size, timeout=60), [None] * size
 
     def work(rank):
-        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values), is_off)
+        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values, is_off))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -94,7 +97,7 @@ def do_together(size, batch, is_off=lambda: False):
 
 
 def test_a_step_that_is_off_changes_nothing():
-    models, found = do_together(3, make_batch(5), lambda: True)
+    models, found = do_together(3, make_batch(5), is_off=True)
     assert found == [None] * 3
     for one, two in zip(models[0].parameters(), make_model().parameters(), strict=True):
         assert torch.equal(one, two)
