@@ -64,6 +64,12 @@ class TrainingError(LmplayError):
     """Training itself failed (a loss that is not a number, say); the last good checkpoint stays.  Exit code 1."""
 
 
+class ElsewhereError(LmplayError):
+    """Another rank has failed, or has gone; `is_told_here` says that this process must tell the user though it is not rank 0."""
+
+    is_told_here = False
+
+
 class Unavailable(LmplayError):
     """Something outside (such as the hub) has gone away and may come back; the state is saved.  Exit code 75: run the same command again."""
 

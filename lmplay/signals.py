@@ -22,6 +22,11 @@ def taken() -> list[int]:
     return [number for number in (*EXIT_CODES, SAVE) if number is not None and not (number == HANG_UP and signal.getsignal(number) is signal.SIG_IGN)]
 
 
+def speaks() -> bool:
+    """Tell whether this process talks to the user: it is the only one, or rank 0 of several (:mod:`lmplay.launch`)."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 # Temporary files that are being written: they are removed where the process ends at once.
 unfinished: set[str] = set()
 
@@ -49,7 +54,8 @@ def listen(program: str, message: str = NOT_BEGUN) -> None:
             with suppress(OSError):
                 os.unlink(path)
         with suppress(OSError):
-            os.write(2, f"\n{program}: {message}.\n".encode())
+            if speaks():
+                os.write(2, f"\n{program}: {message}.\n".encode())
         with suppress(Exception):  # it may be at work on the same text just now
             sys.stdout.flush()
         os._exit(EXIT_CODES[signal.Signals(number)])

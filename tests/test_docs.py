@@ -25,7 +25,7 @@ COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS 
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
-FOREIGN = {"--no-", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
+FOREIGN = {"--no-", "--ntasks-per-node", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
 # Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some; and what measures for a while: tests/preview/test_sizes.py.
 NOT_HERE = ("--train-for", "--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
 # What prints something and ends, so that nothing need be trained.
@@ -79,6 +79,13 @@ def test_every_command_is_taken(reader, capsys, monkeypatch, command):
             pytest.importorskip("plotly")
         code = plot([*arguments, "--x", "samples"])
     assert code == 0, capsys.readouterr().err
+
+
+def test_every_command_of_several_processes_has_flags_that_there_are():
+    commands = [line for page, _, text in BLOCKS for line in text.replace("\\\n", "").splitlines() if "torchrun " in line or "exec lmp_trainer" in line]
+    assert len(commands) > 2
+    for command in commands:
+        trainer_flags().read(shlex.split(re.split(r"-m lmplay.train|exec lmp_trainer", command)[1].rstrip("'")))
 
 
 def test_there_are_commands_plans_and_programs():

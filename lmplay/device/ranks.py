@@ -1,9 +1,11 @@
-"""The processes that train together, as ranks 0 to N - 1.  Imports torch only."""
+"""The processes that train together, as ranks 0 to N - 1.  Imports torch only; :mod:`.processes` has those of torch.distributed."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 Value = TypeVar("Value")
@@ -12,39 +14,52 @@ Value = TypeVar("Value")
 class Ranks:
     """What a process does together with the others; all ranks make the same calls in the same order.
 
-    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `rounds`.
+    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `share`.
     """
 
     rank = 0
     size = 1
+    local_rank = 0
 
     @property
     def is_main(self) -> bool:
         """Whether this is the rank that writes files and talks to the user."""
         return self.rank == 0
 
-    def rounds(self, items: Sequence[Value]) -> Iterator[Value | None]:
-        """Deal out a sequence, an item to each rank in each round: this rank's item, None in a last round that has none for it.
+    def begin(self, device: torch.device, module: nn.Module) -> None:
+        """Connect the devices, and give all ranks the weights of rank 0."""
 
-        All ranks have as many rounds; of items that are sorted by length they have about the same work.
+    def share(self, items: Sequence[Value], cost: Callable[[Value], float]) -> Iterator[tuple[int, Value]]:
+        """Yield this rank's items with their numbers: each item is one rank's, and all ranks have about the same cost.
+
+        Items are dealt in order, each to the rank that has the least so far; in descending order of cost that is at most a third more than the best
+        (Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
         """
-        for first in range(0, len(items), self.size):
-            yield items[first + self.rank] if first + self.rank < len(items) else None
+        totals = [0.0] * self.size
+        for number, item in enumerate(items):
+            taker = totals.index(min(totals))
+            totals[taker] += cost(item)
+            if taker == self.rank:
+                yield number, item
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over all ranks, without waiting for the device."""
-        return tensor
+    def step_is_off(self) -> bool:
+        """Tell whether the ranks do not do this step, because one has stopped; asked before the last backward pass."""
+        return False
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients by their sums over all ranks; a gradient that is None on some rank counts as zero there."""
+    def sum(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the sums of tensors over all ranks, without waiting for the device."""
+        return tensors
 
-    def any(self, flag: bool) -> bool:
-        """Tell whether a flag is set on any rank."""
-        return flag
+    def summing(self, parameters: Iterable[nn.Parameter]) -> AbstractContextManager[None]:
+        """Make a context manager around the last backward pass of a step: after it, gradients are sums over all ranks.
 
-    def broadcast(self, value: Value) -> Value:
-        """Return the value of rank 0."""
-        return value
+        A gradient that is None on some rank counts as zero there, and stays None where it is None on all.
+        """
+        return nullcontext()
 
-    def barrier(self) -> None:
-        """Wait until all ranks have come this far."""
+    def random_numbers(self) -> AbstractContextManager[Callable[[int], None]]:
+        """Make a context manager around the random numbers of a step; it gives what is to be called with the number of each mini-batch before that.
+
+        Afterwards all ranks have the same random state. A single process draws on from one mini-batch to the next.
+        """
+        return nullcontext(lambda number: None)

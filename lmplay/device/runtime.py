@@ -25,9 +25,9 @@ _PLAIN_CONTEXT = 512
 class Runtime:
     """Where and how a model runs; raises UserError when the device does not exist."""
 
-    def __init__(self, settings: Settings):
-        self.ranks = Ranks()
-        self.device = choose_device(settings.device)
+    def __init__(self, settings: Settings, ranks: Ranks | None = None):
+        self.ranks = ranks or Ranks()
+        self.device = choose_device(settings.device) if self.ranks.size == 1 else choose_device_of_rank(settings.device, self.ranks.local_rank)
         if settings.tune_allocator and self.device.type == "cpu":
             keep_freed_memory()
         if self.device.type == "cuda":
@@ -128,6 +128,25 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device
+
+
+def choose_device_of_rank(name: str | None, local_rank: int) -> torch.device:
+    """Choose the device of one of several processes: each has a GPU of its own.
+
+    :param name: see :func:`choose_device`.
+    :param local_rank: its number among the processes of this machine.
+    :raises UserError: for a device that several processes cannot have, and where there are too few.
+    """
+    if name is not None and name.startswith(("cuda:", "mps")):
+        raise UserError(f"--device {name}: with several processes each takes a GPU of its own; give --device cuda or cpu, or leave it out.")
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count()
+    if name != "cuda" or not count or count == 1:  # a job system may show each process its own GPU only
+        return choose_device(name)
+    if local_rank >= count:
+        raise UserError(f"there are {count} GPUs here, and at least {local_rank + 1} processes; start as many processes as GPUs (--nproc_per_node={count}).")
+    return choose_device(f"cuda:{local_rank}")
 
 
 def _check_compiler() -> None:

@@ -24,16 +24,23 @@ _AHEAD = 4
 
 @dataclass(frozen=True)
 class Grouping:
-    """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`."""
+    """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`.
+
+    Where there are fewer mini-batches than `ranks`, they are smaller, so that each rank has one.
+    """
 
     mini_batch_size: int
     multiple: int
     context_len: int
     packed: bool
+    ranks: int = 1
 
     def mini_batches(self, pieces: Sequence[Piece], token_budget: int) -> list[MiniBatch]:
         """Make mini-batches of at most `token_budget` tokens, 0 = by pieces."""
-        return collate(pieces, self.mini_batch_size, self.multiple, self.context_len, token_budget, self.packed)
+        size = min(self.mini_batch_size, -(-len(pieces) // self.ranks))
+        if token_budget and self.ranks > 1:
+            token_budget = min(token_budget, -(-sum(len(piece.tokens) - 1 for piece in pieces) // self.ranks))
+        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed)
 
 
 @dataclass(frozen=True)

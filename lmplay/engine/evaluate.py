@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import log
 from zlib import crc32
@@ -18,6 +19,7 @@ from ..report.records import ValidationDone
 from ..stats.accuracy import count_edits, count_right
 from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
 from ..tokenizer import Tokenizer
+from .accord import Accord
 from .held_out import identify
 
 # Samples whose pieces are held, and sorted by length, at once.
@@ -47,35 +49,36 @@ class Evaluation:
         sums = {**_add(self.sums, other.sums), "steps": 1.0}
         if "judged" not in other.sums or "judged" not in self.sums:
             sums = {name: value for name, value in sums.items() if name not in SPREAD}
-        sources = {name: SourceLoss(*map(sum, zip(self.by_source.get(name, _NOTHING), other.by_source.get(name, _NOTHING), strict=True)))
-                   for name in {**self.by_source, **other.by_source}}
-        return Evaluation(sums, sources, self.samples + other.samples, self.example)
+        return Evaluation(sums, _add_sources(self.by_source, other.by_source), self.samples + other.samples, self.example)
 
 
 _NOTHING = SourceLoss(0.0, 0)
 
 
 def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Iterable[list[Piece]],
-             to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = ()) -> Evaluation | None:
-    """Judge a model by samples.
+             to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str] = (),
+             accord: Accord | None = None) -> Evaluation | None:
+    """Judge a model by samples; of several ranks each judges its share of the mini-batches, and all find the same.
 
     :param units: the pieces of each sample, at least one sample.
     :param to_mini_batches: makes of pieces what goes through the device at once.
     :param interrupted: asked before each mini-batch.
     :param names: of the sources, by the numbers in the samples; none = losses are not wanted by source.
+    :param accord: of the ranks; None = a single process.
     :return: None when interrupted, and without samples; predictions are each token's given all the truth before it.
     """
     found: Evaluation | None = None
     samples: list[SampleLoss] = []
-    units = iter(units)
+    units, accord = iter(units), accord or Accord()
     was_training = model.raw.training
     model.raw.eval()
     try:
         with torch.no_grad():
-            while some := list(islice(units, _AT_ONCE)):
-                judged = _evaluate(model, objective, tokenizer, some, to_mini_batches, interrupted, names)
-                if judged is None:
+            while some := accord.alike(lambda: list(islice(units, _AT_ONCE))):
+                parts = accord.gather(partial(_judge, model, objective, tokenizer, some, to_mini_batches, interrupted, names))
+                if None in parts:
                     return None
+                judged = _join(some, [part for part in parts if part is not None])
                 samples += judged.samples
                 found = replace(judged if found is None else found.plus(judged), samples=samples[:0])
     finally:  # memory may have run out
@@ -83,19 +86,26 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
     return replace(found, samples=samples) if found is not None else None
 
 
-def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
-              to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str]) -> Evaluation | None:
-    """Judge a model by samples that are held at once; see :func:`evaluate`."""
+@dataclass(frozen=True)
+class _Part:
+    """What a rank says of its share of samples: sums, those of each source, loss sum, tokens and bytes of each sample (3, samples), and the first piece."""
+
+    sums: dict[str, float]
+    by_source: dict[str, SourceLoss]
+    of_sample: np.ndarray
+    example: tuple[str, str, str] | None
+
+
+def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
+           to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str]) -> _Part | None:
+    """Judge a model by this rank's share of samples that are held at once; see :func:`evaluate`."""
     pieces = [piece for unit in units for piece in unit]
     sample_of = [number for number, unit in enumerate(units) for _ in unit]
-    nats = [unit[0].sample.nats for unit in units]
-    sums = {"steps": 1.0, "loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "bytes_lost": 0.0, "words_right": 0.0, "words": 0.0,
-            "edits_right": 0.0, "edit_words": 0.0, "nats_sum": sum(one or 0.0 for one in nats),
-            "nats_tokens": float(sum(piece.n_truth for piece in pieces)) if None not in nats else 0.0}
+    sums = {"loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "bytes_lost": 0.0, "words_right": 0.0, "words": 0.0, "edits_right": 0.0, "edit_words": 0.0}
     by_source: dict[str, SourceLoss] = {}
-    of_sample = np.zeros((3, len(units)))  # loss sum, tokens, bytes
-    example = ("", "", "")
-    for mini_batch in to_mini_batches(pieces):
+    of_sample = np.zeros((3, len(units)))
+    example = None
+    for _, mini_batch in model.runtime.ranks.share(to_mini_batches(pieces), lambda mini_batch: mini_batch.n_slots):
         if interrupted():
             return None
         mini_batch = mini_batch.to(model.runtime.device)
@@ -122,6 +132,20 @@ def _evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, un
                 by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))
             if number == 0:
                 example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, "".join(answers))
+    return _Part(sums, by_source, of_sample, example)
+
+
+def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
+    """Add up what the ranks say of samples."""
+    nats = [unit[0].sample.nats for unit in units]
+    sums: dict[str, float] = {}
+    by_source: dict[str, SourceLoss] = {}
+    for part in parts:
+        sums, by_source = _add(sums, part.sums), _add_sources(by_source, part.by_source)
+    sums |= {"steps": 1.0, "nats_sum": sum(one or 0.0 for one in nats),
+             "nats_tokens": float(sum(piece.n_truth for unit in units for piece in unit)) if None not in nats else 0.0}
+    of_sample = sum((part.of_sample for part in parts[1:]), start=parts[0].of_sample)
+    example = next((part.example for part in parts if part.example is not None), ("", "", ""))
     if of_sample[1].sum() == sums["n_tokens"]:  # else the loss is not one of tokens, and has no spread over the samples in these terms
         sums |= _spread(of_sample[0], of_sample[1])
     samples = [SampleLoss(crc32(identify(unit).encode("utf-8", "surrogatepass")), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
@@ -148,6 +172,11 @@ def _spread(losses: np.ndarray, tokens: np.ndarray) -> dict[str, float]:
 def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """Add values by name."""
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+def _add_sources(one: Mapping[str, SourceLoss], other: Mapping[str, SourceLoss]) -> dict[str, SourceLoss]:
+    """Add losses by source."""
+    return {name: SourceLoss(*map(sum, zip(one.get(name, _NOTHING), other.get(name, _NOTHING), strict=True))) for name in {**one, **other}}
 
 
 def validation_done(found: Evaluation, final: bool) -> ValidationDone:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import UserError
-from ..signals import AGAIN, EXIT_CODES, SAVE, taken
+from ..signals import AGAIN, EXIT_CODES, SAVE, speaks, taken
 
 _NAMES = {"SIGINT": "Ctrl+C", "SIGHUP": "the terminal was closed", "SIGALRM": "--time-limit"}
 _ALARM = getattr(signal, "SIGALRM", None)
@@ -59,6 +59,9 @@ class Interrupt:
         self._asked = 0.0
         self._number: int = signal.SIGINT  # the newest request
         self._lost = False  # Python has ignored its exception
+        self.shared = False  # with other ranks: the run stops where all have agreed to
+        self._agreed = self._heard_elsewhere = False
+        self._held = self._raise_later = False
         self._closed = threading.Event()
 
     def __enter__(self) -> Interrupt:
@@ -87,6 +90,30 @@ class Interrupt:
             self.request(AGAIN, "--time-limit")
         return self.exit_code is not None
 
+    def stopping(self) -> bool:
+        """Tell whether the run is to stop here: as :meth:`requested`, and with other ranks where all have agreed to."""
+        return self._agreed if self.shared else self.requested()
+
+    def agree(self, exit_code: int, reason: str) -> None:
+        """Stop with the other ranks, at the request that one of them has heard; its own may still come to this one."""
+        self._heard_elsewhere = self.exit_code is None
+        self._agreed = True
+        self.request(exit_code, reason)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A request raises nothing in this block, which other ranks take part in, but at its end.
+
+        :raises Stopped: on a request that would have raised it inside.
+        """
+        self._held, self._raise_later = True, False
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._raise_later:
+            raise Stopped(self.exit_code or AGAIN, self.at_work)
+
     def request(self, exit_code: int, reason: str) -> None:
         """Ask to stop between two mini-batches.
 
@@ -94,6 +121,10 @@ class Interrupt:
         :param reason: for the summary.
         """
         self.exit_code, self.reason, self._asked = exit_code, reason, time.monotonic()
+
+    def want_save(self) -> None:
+        """Ask for a save."""
+        self._save_wanted = True
 
     def take_save(self) -> bool:
         """Tell whether somebody has asked for a save (SIGUSR1), once a request."""
@@ -167,7 +198,10 @@ class Interrupt:
         if self._closed.is_set():
             return
         if number == SAVE:
-            self._save_wanted = True
+            self.want_save()
+            return
+        if self._heard_elsewhere:
+            self._heard_elsewhere = False
             return
         if self._lost:  # the newest request once more, which has been noted
             self._lost = False
@@ -184,13 +218,17 @@ class Interrupt:
         self._number = number
         if before is not None or self._nothing_to_save or not self.at_work:
             self.is_ending = before is not None or not self.at_work
+            if self._held:
+                self._raise_later = True
+                return
             if self._last and not self.at_work and _is_importing(frame):
                 self._end_now(code)
             raise Stopped(code, self.at_work)
 
     def _end_now(self, code: int) -> None:
         """End the process in the middle of an import: compiled modules turn an exception that comes then into a crash. There is nothing to clean up yet."""
-        os.write(2, f"\nlmp_trainer: {STOPPED_BEFORE_WORK}\n".encode())
+        if speaks():
+            os.write(2, f"\nlmp_trainer: {STOPPED_BEFORE_WORK}\n".encode())
         os._exit(code)
 
     def _take_again(self, ignored: sys.UnraisableHookArgs) -> None:
@@ -213,7 +251,8 @@ class Interrupt:
                 if not again and self.at_work:
                     continue
                 if not self._closed.wait(_FORCE_SECONDS) and (again or self.is_ending or self.exit_code is None):
-                    os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
+                    if speaks():
+                        os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
                     os._exit(EXIT_CODES[signal.Signals(number)])
         os.close(self._inbox)
 

@@ -5,11 +5,13 @@ Read this file first: :func:`train` is the program.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
-from ..errors import TrainingError, Unavailable, UserError
+from ..errors import ElsewhereError, LmplayError, TrainingError, Unavailable, UserError
 from .batches import TrainBatch
 from .interrupt import AGAIN, Stopped
 from .profile import StepProfile
@@ -44,7 +46,8 @@ def train(run: Run) -> int:
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
             started = time.monotonic()
-            sums = stage.step(batch)
+            with _saved_where_others_fail(run, stage, recorder):
+                sums = stage.step(batch)
             if sums is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
             recorder.record(batch, sums)
@@ -53,31 +56,36 @@ def train(run: Run) -> int:
             stage.note_progress()
             _validate(run, stage, recorder)
             _check_limits(run)
-            if run.interrupt.requested():
+            if run.interrupt.stopping():
                 break
-            if run.interrupt.take_save() or saves.due():
+            if (run.is_main and run.interrupt.take_save()) or saves.due():
                 with recorder.pause():
                     saves.save(stage.name)
         recorder.flush()
-        if run.interrupt.requested() or not _finish(run, stage):
+        if run.interrupt.stopping() or not _finish(run, stage):
             _insist(save(run, stage.name, wait=True))
             return _end(run)
         saved = saves.save(stage.name, wait=True)
         _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
-    weights = save_weights(run.settings, lambda: {"state_args": run.model.state_args(), "state": run.model.state()}, run.optimizers)
+    weights = None
+    if run.is_main:
+        weights = save_weights(run.settings, lambda: {"state_args": run.model.state_args(), "state": run.model.state()}, run.optimizers)
     run.report.done(run_end(run), weights)
     return 0
 
 
 def _begin(run: Run, open_stage: OpenStage) -> StageRunner | None:
     """Begin a stage; None on a request to stop: all that has been done is saved."""
-    try:
+    def begin() -> StageRunner:
         with run.interrupt.at_once():
             stage = StageRunner(run, open_stage)
             stage.begin()
             return stage
+
+    try:
+        return run.accord.alike(begin)
     except Stopped:
         return None
 
@@ -86,18 +94,42 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
     """Give the next batch; if the data fails (a damaged row, a hub gone away, a disk), save what has been done and re-raise."""
     try:
         with run.interrupt.at_once():
-            return stage.next_batch()
+            batch = stage.next_batch()
+        if batch is not None or stage.batches.end is not None:
+            return batch
     except Stopped:
-        return None  # the position is that after the last step, however far the reading has gone
+        pass  # the position is that after the last step, however far the reading has gone
     except Exception:
         recorder.flush()
         if run.done_here("total_train_steps"):
             _insist(save(run, stage.name, wait=True))
         raise
+    _agree(run)
+    return None
+
+
+def _agree(run: Run) -> None:
+    """Stop all ranks at the request that has come to this one."""
+    with run.interrupt.until_stopped():
+        run.accord.alike(lambda: None)
+
+
+@contextmanager
+def _saved_where_others_fail(run: Run, stage: StageRunner, recorder: Recorder) -> Iterator[None]:
+    """If another rank fails, or goes, in the step of this block, save what has been done before it and re-raise."""
+    try:
+        yield
+    except LmplayError as error:
+        if run.accord.failed_elsewhere(error):
+            recorder.flush()
+            if run.done_here("total_train_steps"):
+                _insist(save(run, stage.name, wait=True))
+        raise
 
 
 def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
-    """Do the validation and the evaluations that are due, and keep the best state; on an error of their data, save: the run that goes on does them again."""
+    """Do the validation and the evaluations that are due, and keep the best state; on an error of their data, or of another rank, save: the run
+    that goes on does them again."""
     due = stage.state.evaluation_due
     if not stage.state.validation_due and not due:
         return
@@ -106,13 +138,15 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
             if stage.state.validation_due and stage.validate():
                 _keep_best(run, stage)
             stage.evaluate(due)
-        except (Unavailable, UserError):
+        except (Unavailable, UserError, ElsewhereError):
             _insist(save(run, stage.name, wait=True))
             raise
 
 
 def _keep_best(run: Run, stage: StageRunner) -> None:
     """Keep the state as the best one of the stage."""
+    if not run.is_main:
+        return
     run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
 
 
@@ -120,7 +154,7 @@ def _finish(run: Run, stage: StageRunner) -> bool:
     """End a stage; if the data of its last validation fails, save what has been done and re-raise."""
     try:
         return stage.finish(partial(_keep_best, run, stage))
-    except (Unavailable, UserError):
+    except (Unavailable, UserError, ElsewhereError):
         if stage.stats.totals["total_train_steps"]:
             _insist(save(run, stage.name, wait=True))
         raise
@@ -128,12 +162,14 @@ def _finish(run: Run, stage: StageRunner) -> bool:
 
 def _check_limits(run: Run) -> None:
     """Ask to stop when this run has done what it was told to do; a request that came before has its own exit code."""
-    if run.interrupt.exit_code is not None:
+    if run.interrupt.exit_code is not None and not run.interrupt.shared:
         return
     for flag, limit, total in (("--max-steps", run.settings.max_steps, "total_train_steps"),
                                ("--max-samples-this-run", run.settings.max_samples_this_run, "total_train_samples")):
         if 0 < limit <= run.done_here(total):
-            run.interrupt.request(AGAIN, f"{flag} {limit}")
+            if run.interrupt.exit_code is None:
+                run.interrupt.request(AGAIN, f"{flag} {limit}")
+            _agree(run)
 
 
 def _end(run: Run) -> int:

@@ -20,14 +20,14 @@ class NamedSets:
         """
         self._data, self._state, self._prepare = stage.data, stage.state, prepare
         self.skipped: dict[str, dict[str, int]] = {}  # rows of a set that gave no sample in the newest evaluation, by reason
-        self._cadences = {name: Cadence(intervals(one.interval or 0, {})) for name, one in stage.stage.sets.items()}
-        self._state.evaluated = {name: self._state.evaluated.get(name, dict(counts)) for name in self._cadences}
-        self._state.evaluation_due = [name for name in self._state.evaluation_due if name in self._cadences]
+        self.cadences = {name: Cadence(intervals(one.interval or 0, {})) for name, one in stage.stage.sets.items()}
+        self._state.evaluated = {name: self._state.evaluated.get(name, dict(counts)) for name in self.cadences}
+        self._state.evaluation_due = [name for name in self._state.evaluation_due if name in self.cadences]
 
     @property
     def names(self) -> list[str]:
         """The names, in the order of the plan."""
-        return list(self._cadences)
+        return list(self.cadences)
 
     def units(self, name: str) -> Iterator[list[Piece]]:
         """Give the pieces of each sample of a set."""
@@ -35,9 +35,9 @@ class NamedSets:
         yield from filter(None, map(self._prepare, iter(stream.next, None)))
         self.skipped[name] = dict(stream.skipped)
 
-    def note_progress(self, counts: Mapping[str, float]) -> None:
-        """Note which sets are due after a step."""
-        self._state.evaluation_due = [name for name, cadence in self._cadences.items() if cadence.due(self._state.evaluated[name], counts)]
+    def due(self, counts: Mapping[str, float]) -> list[str]:
+        """Tell which sets are due after a step."""
+        return [name for name, cadence in self.cadences.items() if cadence.due(self._state.evaluated[name], counts)]
 
     def note_done(self, name: str, counts: Mapping[str, float]) -> None:
         """Note that the model has been judged by a set."""
@@ -47,4 +47,4 @@ class NamedSets:
     def in_words(self) -> list[str]:
         """Say of each set how long it is, and when the model is judged by it."""
         return [f"{name} ({rows_in_words(self._data.rows_of_set(name), None)}) " + (f"{cadence.in_words()}, and " if any(cadence.every.values()) else "")
-                + "at the end of the stage" for name, cadence in self._cadences.items()]
+                + "at the end of the stage" for name, cadence in self.cadences.items()]

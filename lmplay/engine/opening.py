@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from torch import nn
 from ..checkpoints.averages import optimizers_in
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
-from ..checkpoints.format import checkpoint_bytes
+from ..checkpoints.format import checkpoint_bytes, versions
 from ..checkpoints.lock import Lock
 from ..checkpoints.resume import adopt, choose_state, set_history_aside
 from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
@@ -32,6 +34,7 @@ from ..device.compile_cache import keep_compiled
 from ..device.machine import threads_to_use
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
+from ..device.ranks import Ranks
 from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
 from ..exp import experiments, get_experiment, split_name
@@ -55,6 +58,7 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from .accord import Accord
 from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -187,7 +191,8 @@ def _check_gives_samples(name: str, data: StageData) -> None:
     raise UserError("; ".join(line.removesuffix(".") for line in (nothing, *data.warnings)) + ".")
 
 
-def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None) -> Run | None:
+def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrupt, callbacks: Callbacks | None = None,
+             accord: Accord | None = None) -> Run | None:
     """Open and check everything, load what there is to load, and make the folders.
 
     :param settings: of the command line.
@@ -195,10 +200,12 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     :param report: is told what happens.
     :param interrupt: asked whether to stop.
     :param callbacks: are told what happens, too.
+    :param accord: of the ranks that train together; rank 0 opens first, and it alone writes. None = a single process.
     :return: the run; None when the plan has already been done.
     :raises UserError: for anything that is wrong with the input; nothing has been written then.
     """
-    path = settings.model_file(plan)
+    accord = accord or Accord()
+    ranks, path = accord.ranks, settings.model_file(plan)
     if settings.model is not None and not os.path.dirname(settings.model) and path.parent == Path():
         report.say(f"{path} is in the current folder, and the run goes on with it there; since version 0.1 a name without a folder lies in "
                    f"{settings.out_dir}: to go on there, move all {path.stem}*.lmp into it.")
@@ -210,18 +217,23 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     with ExitStack() as closing:
         lock = Lock(path, Path(settings.out_dir).expanduser(), [stage.name for stage in plan.stages])
         closing.callback(lock.release)
-        lock.take()
+        if ranks.is_main:
+            lock.take()
         prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
-        runtime, ahead, stages = check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults())
+        runtime, ahead, stages = accord.main_first(
+            lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks))
         averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())
         check_target(ahead.settings, path, [stage.name for stage in plan.stages], averaged)
         if ahead.stored is not None and ahead.curriculum.is_done:
-            _already_done(ahead, report)
+            if ranks.is_main:
+                _already_done(ahead, report)
             return None
-        run = _make(ahead, runtime, stages, report, interrupt, callbacks, prompts)
+        run = _make(ahead, runtime, stages, report, interrupt, callbacks, prompts, accord)
         _check_space(run)
+        accord.check_same(_facts(run))
+        ranks.begin(runtime.device, run.device_model.raw)
         interrupt.at_work = True  # from here on files change
-        _prepare_folders(run, ahead.found, lock)
+        accord.alike(partial(_prepare_folders, run, ahead.found, lock))
         run.threads = closing.enter_context(ExitStack())
         closing.push(partial(_end, run))
         run.closing = closing.pop_all()
@@ -343,18 +355,19 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
 
 
 def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[tuple[Stage, StageState]]], say: Say,
-              faults: Faults) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
+              faults: Faults, ranks: Ranks | None = None) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
     """Outline a run, check its model, and open its stages.
 
     :param chosen: gives the stages to open, each with how far it has been done.
     :param say: see :func:`open_stages`.
     :param faults: what has been found wrong already.
+    :param ranks: that train together; None = a single process.
     :raises UserError: all faults together.
     """
     runtime = ahead = None
     opened: dict[str, OpenStage] = {}
     with faults.collected():
-        runtime = start_device(settings)
+        runtime = start_device(settings, ranks)
     settings = _as_meant(settings, plan, faults)
     with faults.collected():
         ahead = outline(settings, plan, whole="plan" not in faults.left_out)
@@ -405,12 +418,12 @@ def _without_left_out(ahead: Outline | None, settings: Settings, plan: Plan, lef
     return replace(ahead, spec=replace(ahead.spec, args=args)), not {"exp", "num_blocks", "settings"} & left_out
 
 
-def start_device(settings: Settings) -> Runtime:
+def start_device(settings: Settings, ranks: Ranks | None = None) -> Runtime:
     """Set up device, threads and the cache of compiled code.
 
     :raises UserError: when the device is not there.
     """
-    runtime = Runtime(settings)
+    runtime = Runtime(settings, ranks)
     if (threads := threads_to_use(torch.get_num_threads())) != torch.get_num_threads():
         torch.set_num_threads(threads)
     if settings.compile_model and settings.compile_backend == "inductor":
@@ -483,10 +496,11 @@ def _save_weights_of(ahead: Outline) -> Path | None:
 
 
 def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report: Report, interrupt: Interrupt, callbacks: Callbacks | None,
-          prompts: list[str]) -> Run:
+          prompts: list[str], accord: Accord) -> Run:
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
-    model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.say, report.compiled, interrupt.at_once)
+    model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.say, report.compiled,
+                                                  nullcontext if interrupt.shared else interrupt.at_once)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
@@ -495,7 +509,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
                                    report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
               device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
-              foreign_sizes(settings, ahead.plan))
+              foreign_sizes(settings, ahead.plan), accord)
     if ahead.stored is not None:
         _restore(run, ahead.stored)
     for stage in stages.values():
@@ -563,7 +577,10 @@ def _check_space(run: Run) -> None:
 
 
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
-    """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics."""
+    """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics; rank 0 does it for all."""
+    if not run.is_main:
+        run.settings_record = settings_record(run)
+        return
     folder = make_folder(run.out_dir, "output folder")
     make_folder(run.path.parent, "output folder")
     lock.take()
@@ -578,6 +595,14 @@ def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     run.notifier.start(run.path.stem, folder, flat_settings(record), record["plan"], run.record.stats, list(run.record.stage_stats.values()), samples)
     if found is not None:
         run.notifier.event("resumed", run.record.progress, run.record.stage)
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """List what all ranks must have alike, by what it is called."""
+    states = [stage.state.fingerprints or stage.data.fingerprints() for stage in run.stages.values()]
+    return {"version of lmplay or torch": versions(), "flags": run.settings.to_json(), "plan": run.curriculum.plan.to_json(),
+            "checkpoint": (dict(run.began_at), run.record.run if run.record.resumes else None), "data": states,
+            "model": (run.model.experiment, run.model.args, crc32(json.dumps(run.model.tokenizer.spec, sort_keys=True).encode()))}
 
 
 def _mend_stats(record: RunRecord, folder: Path, plan: Plan, experiment: str, report: Report) -> None:

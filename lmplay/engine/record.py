@@ -138,6 +138,8 @@ def try_to_write_stats(run: Run, record: RunRecord) -> None:
 
     :param record: the run's, or a copy of it.
     """
+    if not run.is_main:
+        return
     record.note_memory(peak_memory(run.runtime.device))
     try:
         record.write(run.out_dir, run.model.experiment)

@@ -21,6 +21,7 @@ from ..report.callbacks import Notifier
 from ..report.completions import CompletionWriter
 from ..report.report import Report
 from ..stats.run_record import RunRecord
+from .accord import Accord
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
 
@@ -60,6 +61,7 @@ class Run:
     completions: CompletionWriter
     saver: Saver
     changes: list[str]
+    accord: Accord = field(default_factory=Accord)
     settings_record: dict[str, Any] = field(default_factory=dict)
     began_at: Counter[str] = field(default_factory=Counter)
     threads: ExitStack = field(default_factory=ExitStack)
@@ -74,6 +76,11 @@ class Run:
     def runtime(self) -> Runtime:
         """Device, precision, ranks."""
         return self.device_model.runtime
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that writes files."""
+        return self.runtime.ranks.is_main
 
     @property
     def record(self) -> RunRecord:

@@ -55,9 +55,12 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     :param run: between two steps, everything recorded.
     :param stage: the stage at work.
     :param wait: wait until it has been written.
-    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited.
+    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited, and on other
+        ranks than rank 0, which saves for all.
     :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
     """
+    if not run.is_main:
+        return True
     if not math.isfinite(float(nn.utils.get_total_norm(run.device_model.raw.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
     if not run.saver.wait() and run.record.saves:

@@ -36,7 +36,8 @@ def settings_record(run: Run) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": run.report.command, "folder": os.getcwd(), "git": _git_commit(),
         "versions": versions() | {name: version for name in _PACKAGES if (version := _version(name))},
         **run_settings(settings), "exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
-        "precision": run.runtime.precision, "threads": torch.get_num_threads(), "model": str(run.path), "model_args": run.model.args, "stages": stages,
+        "precision": run.runtime.precision, "threads": torch.get_num_threads(), "processes": run.runtime.ranks.size,
+        "model": str(run.path), "model_args": run.model.args, "stages": stages,
         "data": {state.name: [{key: value for key, value in one.items() if key != "listed"} for one in fingerprints]
                  for state in run.curriculum.states if (fingerprints := _fingerprints(run, state.name))},
         "plan": plan.to_json(), **flags_as_given(settings)}
@@ -53,6 +54,8 @@ def note_validations(run: Run, stage: str, held_out: HeldOut, validations: Caden
     known = "all" if samples is None else samples, None if samples is None else held_out.n_tokens, validations.in_words()
     run.runner.stages[stage] |= dict(zip(VALIDATIONS, known, strict=True))
     run.settings_record["stages"][stage] = run.runner.stages[stage]
+    if not run.is_main:
+        return
     try:
         write_settings(run)
     except OSError as error:

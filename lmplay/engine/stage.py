@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.profiler import record_function
 
@@ -14,7 +14,7 @@ from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN
 from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
 from ..device.random_state import restore_torch_random_state, torch_random_state
-from ..errors import TrainingError
+from ..errors import LmplayError, TrainingError
 from ..objectives import load_objective
 from ..objectives.base import Objective
 from ..optim.grads import check_grads
@@ -38,6 +38,8 @@ from .run import OpenStage, Run
 from .step import StepSums, train_step
 from .written import judge_written
 
+_T = TypeVar("_T")
+
 
 class StageRunner:
     """Does the work of a stage, from where its state says."""
@@ -48,7 +50,7 @@ class StageRunner:
         self.cutter = Cutter(run.model.tokenizer, stage.settings.context_len, run.settings.continuation == "estimate")
         self._prepare = partial(self.objective.prepare, cutter=self.cutter)
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
-                                  run.runtime.packs(run.device_model.raw))
+                                  run.runtime.packs(run.device_model.raw), run.runtime.ranks.size)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
@@ -144,10 +146,16 @@ class StageRunner:
         run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
         if (decay := self.settings.weight_decay_schedule) is not None:
             run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
-        for attempt in self._budget.attempts(batch.longest):
-            with run.interrupt.until_stopped(), attempt as tokens:
-                sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
-                                  self.settings.grad_clip, run.interrupt.requested)
+        run.accord.begin_step(run.settings.seed, run.record.progress.step)
+        try:
+            for attempt in self._budget.attempts(batch.longest):
+                with run.interrupt.until_stopped(), attempt as tokens:
+                    sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
+                                      self.settings.grad_clip, lambda: not run.interrupt.shared and run.interrupt.requested())
+        except LmplayError:
+            restore_torch_random_state(random_before)
+            raise
+        run.accord.end_step()
         if sums is None:
             restore_torch_random_state(random_before)
             return None
@@ -165,9 +173,14 @@ class StageRunner:
 
     def note_progress(self) -> None:
         """Note whether a validation and evaluations of named sets are due after the step that has been done."""
+        by_clock = any("seconds" in cadence.every for cadence in (self.validations, *self.named_sets.cadences.values()))
+        found = self._from_main(self._due) if by_clock else self._due()  # each rank has a clock of its own
+        self.state.validation_due, self.state.evaluation_due = found or (False, [])
+
+    def _due(self) -> tuple[bool, list[str]]:
+        """Tell whether a validation is due, and which named sets."""
         assert self.state.validated is not None
-        self.state.validation_due = self.validations.due(self.state.validated, self.counts())
-        self.named_sets.note_progress(self.counts())
+        return self.validations.due(self.state.validated, self.counts()), self.named_sets.due(self.counts())
 
     def validate(self) -> bool:
         """Judge the model by the held-out samples, the same ones each time.
@@ -200,7 +213,7 @@ class StageRunner:
                 if found is not None:
                     self._record_set(name, found)
                     self.run.report.evaluation(name, self.stats.describe_set(name), self.named_sets.skipped[name])
-                elif self.run.interrupt.requested():
+                elif self.run.interrupt.stopping():
                     return False
                 else:
                     self.run.report.say(f"WARNING: stage '{self.name}': evaluate.{name}: its rows give the tokenizer no token; it is left out.")
@@ -222,11 +235,11 @@ class StageRunner:
         if self.held_out.is_there:
             found = self._judge(self.held_out.regular)
             more = self._judge(self.held_out.rest) if found is not None else None
-            if found is None or self.run.interrupt.requested():
+            if found is None or self.run.interrupt.stopping():
                 return False
-            with self.run.interrupt.until_stopped(), self.run.optimizers.averaged():
-                written = judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(), self.settings.context_len,
-                                        self.run.interrupt.requested)
+            with self.run.optimizers.averaged():
+                written = self._from_main(lambda: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
+                                                                self.settings.context_len, self.run.interrupt.requested))
             if written is None:
                 return False
             found.sums.update(written)
@@ -248,7 +261,8 @@ class StageRunner:
         run = self.run
         prompting = recorded(run.model.tokenizer, run.model.forms)
         with run.optimizers.averaged() as is_averaged:
-            written = run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step, run.interrupt.requested)
+            written = self._from_main(lambda: run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step,
+                                                                    run.interrupt.requested))
             if written is None:
                 return None
             found = self._evaluate(units, self.objective, self.by_source.validation_names)
@@ -257,8 +271,15 @@ class StageRunner:
             if raw is None:
                 return None
             found.sums.update(raw_loss_sum=raw.sums["loss_sum"], raw_tokens=raw.sums["n_tokens"])
-        if found is not None and (rows := run.completions.keep(written, run.record.progress, self.stage.name)):
+        if found is not None and run.is_main and (rows := run.completions.keep(written, run.record.progress, self.stage.name)):
             run.notifier.samples(rows)
+        return found
+
+    def _from_main(self, work: Callable[[], _T | None]) -> _T | None:
+        """Let rank 0 do work, and return what it has found on all; None when a request to stop came in between."""
+        found = None
+        with self.run.interrupt.until_stopped():
+            found = self.run.accord.from_main(work)
         return found
 
     def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
@@ -268,7 +289,7 @@ class StageRunner:
             with run.interrupt.until_stopped(), attempt as tokens:
                 budget = run.settings.validation_budget(self.cutter.context_len, tokens)
                 found = evaluate(run.device_model, objective, run.model.tokenizer, units(), partial(self._grouping.mini_batches, token_budget=budget),
-                                 run.interrupt.requested, sources)
+                                 run.interrupt.requested, sources, run.accord)
         if found is not None and not math.isfinite(found.loss):
             raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
         return found

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 
 from ..data.collate import MiniBatch
 from ..device.model import DeviceModel
+from ..device.ranks import Ranks
 from ..objectives.base import Objective, Result
 from ..optim.set import OptimizerSet
 from .batches import TrainBatch
@@ -51,11 +53,12 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     """Do forward and backward of every mini-batch, then one update.
 
     Losses are summed over the truth tokens and divided by their number in the whole batch, so that neither the mini-batches nor their order matter for the
-    gradient. A batch with nothing to learn, and one whose loss or gradient is not finite, change neither weights nor optimizers.
+    gradient. A batch with nothing to learn, and one whose loss or gradient is not finite, change neither weights nor optimizers. Of several ranks each does its
+    share of the mini-batches.
 
     :param grad_clip: the largest norm of the gradient, 0 = no limit.
     :param interrupted: asked before each mini-batch.
-    :return: the sums, or None when interrupted: nothing has been updated then.
+    :return: the sums, or None when interrupted on any rank: nothing has been updated then.
     :raises TrainingError: when there is no memory for the optimizers' state.
     """
     runtime, ranks = model.runtime, model.runtime.ranks
@@ -63,21 +66,38 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     zero = partial(torch.zeros, device=runtime.device)
     sums = StepSums(count, zero(()), zero(max(batch.sources, default=-1) + 1), {name: zero(()) for name in objective.sum_names})
     optimizers.zero_grad()
-    for mini_batch in ranks.rounds(batch.mini_batches) if count else ():
-        if ranks.any(interrupted()):
-            return None
-        if mini_batch is None:
-            continue
-        mini_batch = mini_batch.to(runtime.device)
-        with runtime.autocast():
-            result = objective.loss(model.wrapped, mini_batch, model.head)
-        runtime.scaler.scale(result.loss_sum / count).backward()
-        sums.add(batch, mini_batch, result)
-    sums.loss_sum, sums.source_sums = ranks.sum(sums.loss_sum), ranks.sum(sums.source_sums)
-    sums.figures = {name: ranks.sum(value) for name, value in sums.figures.items()}
+    share: list[tuple[int, MiniBatch | None]] = [*ranks.share(batch.mini_batches if count else (), lambda mini_batch: mini_batch.n_slots)] or [(0, None)]
+    with ranks.random_numbers() as begin:
+        for left, (number, mini_batch) in zip(range(len(share))[::-1], share, strict=True):
+            if interrupted():
+                return None
+            begin(number)
+            if mini_batch is not None:
+                mini_batch = mini_batch.to(runtime.device)
+                with runtime.autocast():
+                    result = objective.loss(model.wrapped, mini_batch, model.head)
+            if not left and ranks.step_is_off():
+                return None
+            with nullcontext() if left else ranks.summing(model.raw.parameters()):
+                if mini_batch is not None:
+                    runtime.scaler.scale(result.loss_sum / count).backward()
+                    sums.add(batch, mini_batch, result)
+    _add_up(sums, batch, ranks)
     if count and len(optimizers):
         sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip)
     return sums
+
+
+def _add_up(sums: StepSums, batch: TrainBatch, ranks: Ranks) -> None:
+    """Add up what several ranks have found; the predictions of a piece are all from one of them."""
+    if ranks.size == 1:
+        return
+    lengths = {number: where.stop - where.start for mini_batch in batch.mini_batches for number, where in mini_batch.rows if number in batch.accuracy_pieces}
+    device, names = sums.loss_sum.device, list(sums.figures)
+    found = [sums.predictions.get(number, torch.zeros(length, dtype=torch.int64, device=device)) for number, length in lengths.items()]
+    sums.loss_sum, sums.source_sums, *rest = ranks.sum([sums.loss_sum, sums.source_sums, *sums.figures.values(), *found])
+    sums.figures = dict(zip(names, rest, strict=False))
+    sums.predictions = dict(zip(lengths, rest[len(names):], strict=True))
 
 
 def _source_of_each(mini_batch: MiniBatch, sources: list[int], device: torch.device) -> torch.Tensor:

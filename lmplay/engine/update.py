@@ -14,7 +14,7 @@ from ..optim.set import OptimizerSet
 
 
 def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor, grad_clip: float) -> torch.Tensor:
-    """Clip the gradient and update the weights, unless loss or gradient is not finite.
+    """Clip the gradient, which is that of all ranks, and update the weights, unless loss or gradient is not finite.
 
     :param loss_sum: of the batch, a scalar on the device.
     :param grad_clip: the largest norm of the gradient, 0 = no limit.
@@ -22,7 +22,6 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     :raises TrainingError: when there is no memory for the optimizers' state.
     """
     runtime, parameters = model.runtime, list(model.raw.parameters())
-    runtime.ranks.sum_gradients(parameters)
     scaled: Any = optimizers
     # Parts that skip by themselves would update half a model, and a fused kernel that skips its first step leaves its state undefined.
     if runtime.scaler.is_enabled() and len(optimizers) == 1 and optimizers.average is None and optimizers.can_skip_on_device():

@@ -27,7 +27,8 @@ MODEL_KEYS = tuple(flag.name for flag in FLAGS if "model" in flag.keys and flag.
 # Endings of files of other kinds: such a name is not that of a model. A dot before anything else is a part of the name (`dropout0.1`).
 _OTHER_FILES = (*DATA_SUFFIXES, ".yaml", ".yml", ".toml", ".py", ".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".gguf", ".onnx", ".pkl", ".npz", ".h5",
                 ".png", ".log", ".zip", ".tar")
-# The flags that print something, on request as JSON, and end.
+# The flags that show something and end; those of them that write JSON on request.
+_LOOKS = ("save_datasets", "describe", "plot_schedule", "find_lr", "check_plan", "inspect", "show_samples", "show_batch")
 _AS_JSON = ("check_plan", "inspect", "show_samples", "show_batch")
 
 
@@ -113,7 +114,7 @@ class Settings(Options):
 
     def conflicts(self) -> list[str]:
         """List the flags that contradict each other, a line each; conflicts with the model are found where it is built."""
-        looks = [f"--{name.replace('_', '-')}" for name in ("save_datasets", "describe", "plot_schedule", "find_lr", *_AS_JSON) if getattr(self, name)]
+        looks = [f"--{name.replace('_', '-')}" for name in _LOOKS if getattr(self, name)]
         budget = f"--activation-memory-budget {self.activation_memory_budget:g}"
         sized = [f"--{name.replace('_', '-')}" for name in ("params", "train_for") if getattr(self, name) is not None]
         sizes = [f"--{name.replace('_', '-')}" for name in ("num_blocks", "embed_dim", "num_heads", "initial_model") if name in self.explicit]
@@ -138,6 +139,17 @@ class Settings(Options):
             "--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.":
                 self.json and not any(getattr(self, name) for name in _AS_JSON)}
         return [fault for fault, found in rules.items() if found]
+
+    def alone(self, dump: str | None) -> dict[str, str]:
+        """List the flags that several processes cannot have, each with what to do instead; `dump` is the file of --dump-config."""
+        looks = {f"--{name.replace('_', '-')}": getattr(self, name) for name in _LOOKS}
+        looks |= {"--exp list": self.exp == "list", "--training-plan list": self.training_plan == "list", "--dump-config": dump is not None}
+        found = {flag: "start it without torchrun" for flag, given in looks.items() if given}
+        if self.mini_batch_size == "auto":
+            found["--mini-batch-size auto"] = "each would measure another size; give a number, or --mini-batch-tokens"
+        if self.train_for is not None:
+            found["--train-for"] = "it measures the speed of one; give --params, or the length in the plan"
+        return found
 
     def check_trust(self, plan: Plan) -> None:
         """Refuse a plan that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""

@@ -21,12 +21,13 @@ class Console:
 
     :param quiet: print only warnings, errors and what is always shown.
     :param as_json: print JSON objects: time, level, event, and the event's fields (without any, `text`).
+    :param logs: keep a log file.
     """
 
-    def __init__(self, quiet: bool = False, as_json: bool = False):
+    def __init__(self, quiet: bool = False, as_json: bool = False, logs: bool = True):
         self.bar: Any = None  # the progress line on the terminal, if there is one
         self._quiet, self._as_json = quiet, as_json
-        self._said: list[str] | None = []  # lines until there is a log file; None when it cannot be written
+        self._said: list[str] | None = [] if logs else None  # lines until there is a log file; None when it cannot be written
         self._log: Path | None = None
         self._lock = threading.RLock()
 

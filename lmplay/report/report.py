@@ -37,12 +37,13 @@ class Report:
     :param quiet: print warnings, errors and the summary only.
     :param verbose: print every validation and every save.
     :param log_json: print JSON objects.
+    :param logs: keep NAME.log.
     """
 
-    def __init__(self, command: list[str], quiet: bool = False, verbose: bool = False, log_json: bool = False):
+    def __init__(self, command: list[str], quiet: bool = False, verbose: bool = False, log_json: bool = False, logs: bool = True):
         self.command = command
         self._command = shlex.join(_to_go_on(command))
-        self._console = Console(quiet, log_json)
+        self._console = Console(quiet, log_json, logs)
         self._console.say(f"lmplay {__version__}: {shlex.join(command)}", "command", shown=False, command=command, version=__version__)
         self._quiet, self._verbose = quiet, verbose
         self._progress = ProgressLine()

@@ -5,13 +5,17 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..engine.accord import Accord
 from ..engine.interrupt import STOPPED_BEFORE_WORK, Interrupt, Stopped
-from ..errors import Faults, LmplayError, Unavailable, UserError, long_names_refused, tell
+from ..errors import ElsewhereError, Faults, LmplayError, Unavailable, UserError, long_names_refused, tell
 from ..hub import waiting
+from ..launch import launch
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
@@ -27,15 +31,10 @@ def run(argv: list[str] | None) -> int:
     :return: the exit code: 0 plan complete; 130/143 stopped by Ctrl+C or the terminal / SIGTERM; 75 stopped by a limit or SIGUSR2, or something outside
         has gone away: run it again; 2 bad input; 1 training failed.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments, streams = sys.argv[1:] if argv is None else argv, (sys.stdout, sys.stderr)
     try:
-        with Interrupt(until_process_ends=argv is None) as interrupt, long_names_refused():
-            settings, dump = parse(arguments, faults := Faults())
-            if dump is not None:
-                faults.refuse()
-                write_settings(settings, Path(dump))
-                return 0
-            return _choose(settings, interrupt, arguments, faults)
+        with Interrupt(until_process_ends=argv is None) as interrupt, long_names_refused(), _joined(interrupt) as accord:
+            return accord.alike(lambda: _parse(arguments, interrupt, accord))
     except Stopped as stop:
         if not stop.at_work:  # else the report has told it
             tell(f"\nlmp_trainer: {STOPPED_BEFORE_WORK}", sys.stderr)
@@ -44,13 +43,41 @@ def run(argv: list[str] | None) -> int:
         for fault in error.faults:
             tell(f"lmp_trainer: {fault}", sys.stderr)
         return error.exit_code
+    except ElsewhereError as error:
+        tell(f"lmp_trainer: {error}", streams[1] if error.is_told_here else sys.stderr)
+        return error.exit_code
     except LmplayError as error:
         traceback.print_exc()
         tell(f"lmp_trainer: {error}", sys.stderr)
         return error.exit_code
 
 
-def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faults: Faults) -> int:
+@contextmanager
+def _joined(interrupt: Interrupt) -> Iterator[Accord]:
+    """Meet the other processes that a launcher has started, if it has."""
+    place = launch()
+    if place.size == 1:
+        yield Accord()
+        return
+    from ..engine.together import join
+
+    with join(place, interrupt) as accord:
+        yield accord
+
+
+def _parse(arguments: list[str], interrupt: Interrupt, accord: Accord) -> int:
+    """Read the command line, and do what it asks for."""
+    settings, dump = parse(arguments, faults := Faults())
+    if interrupt.shared:
+        faults.lines += [f"{flag}: is for one process; {advice}." for flag, advice in settings.alone(dump).items()]
+    if dump is not None:
+        faults.refuse()
+        write_settings(settings, Path(dump))
+        return 0
+    return _choose(settings, interrupt, arguments, faults, accord)
+
+
+def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faults: Faults, accord: Accord) -> int:
     """Do what needs no torch; for the rest, import the engine."""
     if {settings.exp, settings.training_plan} & {"list"} or settings.inspect is not None:
         faults.refuse()
@@ -84,10 +111,10 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
     assert plan is not None
     if settings.time_limit is not None:
         interrupt.limit(settings.time_limit)
-    return _engine(settings, plan, interrupt, ["lmp_trainer", *arguments], faults)
+    return _engine(settings, plan, interrupt, [*_program(), *arguments], faults, accord)
 
 
-def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str], faults: Faults) -> int:
+def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[str], faults: Faults, accord: Accord) -> int:
     """Describe, save data sets, or train."""
     from ..device.machine import cores_are_taken
 
@@ -97,11 +124,11 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     from ..report.report import Report
 
-    report = Report(command, settings.quiet, settings.verbose, settings.log_json)
+    report = Report(command, settings.quiet, settings.verbose, settings.log_json, logs=launch().rank == 0)
     waiting.say, waiting.stopped = report.say, interrupt.requested
     try:
         with long_names_refused():
-            return _work(settings, plan, interrupt, report, faults)
+            return accord.alike(lambda: _work(settings, plan, interrupt, report, faults, accord))
     except Unavailable as error:
         report.unavailable(str(error), interrupt.at_work, settings)
         return interrupt.exit_code or error.exit_code
@@ -117,7 +144,7 @@ def _engine(settings: Settings, plan: Plan, interrupt: Interrupt, command: list[
         raise
 
 
-def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, faults: Faults) -> int:
+def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, faults: Faults, accord: Accord) -> int:
     """Do what the flags ask for."""
     say = partial(tell, stream=sys.stderr)  # standard output is for what a preview prints
     if settings.save_datasets:
@@ -159,12 +186,14 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
     from ..track.callback import Naming
     from ..track.opening import listed, open_callbacks
 
-    callbacks = open_callbacks(settings.track, settings.callback, report.say,
-                               Naming(settings.track_project, settings.track_name, tuple(listed(settings.track_tags))))
+    callbacks = None
+    if launch().rank == 0:
+        callbacks = open_callbacks(settings.track, settings.callback, report.say,
+                                   Naming(settings.track_project, settings.track_name, tuple(listed(settings.track_tags))))
     from ..engine.loop import train
     from ..engine.opening import open_run
 
-    run = open_run(settings, plan, report, interrupt, callbacks)
+    run = open_run(settings, plan, report, interrupt, callbacks, accord)
     if run is None:
         return 0
     with run.closing:
@@ -189,6 +218,14 @@ def _check_names(settings: Settings, plan: Plan, faults: Faults) -> None:
         get_experiment(settings.experiment(plan))
     with faults.collected():
         trained_size(settings.tokenizer or plan.tokenizer or "")
+
+
+def _program() -> list[str]:
+    """Give the beginning of the command that started this process, as far as it is known."""
+    place, here = launch(), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if place.size == 1:
+        return ["lmp_trainer"]
+    return ["torchrun", *([f"--nproc_per_node={here}"] if here == str(place.size) else ["..."]), "-m", "lmplay.train"]
 
 
 def _print_table(rows: list[tuple[str, str]]) -> None:

@@ -55,8 +55,8 @@ def device(request, monkeypatch):
     """Also where the program learns only one step later what the device has found."""
     begin = Runtime.__init__
 
-    def asynchronous(self, settings):
-        begin(self, settings)
+    def asynchronous(self, settings, *ranks):
+        begin(self, settings, *ranks)
         self.asynchronous = True
 
     if request.param != "cpu":
@@ -147,8 +147,8 @@ def test_overflows_without_end_stop_the_run(capsys, monkeypatch):
 
     begin = Runtime.__init__
 
-    def scaled(self, settings):
-        begin(self, settings)
+    def scaled(self, settings, *ranks):
+        begin(self, settings, *ranks)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=settings.amp_init_scale)
 
     monkeypatch.setattr(GPT2ish, "__init__", overflowing)

@@ -1,5 +1,6 @@
 """Several ranks are one class (lmplay/device/ranks.py): here 3 members in one process give the sums of one.  1 file."""
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -27,23 +28,28 @@ BYTES = load_tokenizer("bytes")
 class Threads(Ranks):
     """Ranks that are threads: each waits for the others, and all take the sum of what they have put down."""
 
-    def __init__(self, rank, size, barrier, values):
-        self.rank, self.size, self._barrier, self._values = rank, size, barrier, values
+    def __init__(self, rank, size, barrier, values, is_off):
+        self.rank, self.size, self._barrier, self._values, self._is_off = rank, size, barrier, values, is_off
 
-    def sum(self, tensor):
+    def step_is_off(self):
+        return self._is_off
+
+    def sum(self, tensors):
+        return [self._sum(tensor) for tensor in tensors]
+
+    @contextmanager
+    def summing(self, parameters):
+        yield
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.grad = self._sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+
+    def _sum(self, tensor):
         self._values[self.rank] = tensor
         self._barrier.wait()
         total = torch.stack([value.double() for value in self._values]).sum(0).to(tensor.dtype)
         self._barrier.wait()
         return total
-
-    def sum_gradients(self, parameters):
-        for parameter in parameters:
-            if parameter.requires_grad:
-                parameter.grad = self.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-
-    def any(self, flag):
-        return bool(self.sum(torch.tensor(float(flag))) > 0)
 
 
 def make_model():
@@ -60,10 +66,10 @@ class Counting(NextToken):
         return replace(super().loss(model, mini_batch, head), figures={"targets": mini_batch.targets_N.sum()})
 
 
-def do_step(model, batch, ranks, interrupted=lambda: False):
+def do_step(model, batch, ranks):
     runtime = Runtime(Settings(device="cpu"))
     runtime.ranks = ranks
-    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), Counting(), batch, 1.0, interrupted)
+    return train_step(DeviceModel(model, model, runtime), build_optimizers("adamw", model, 0.01), Counting(), batch, 1.0, lambda: False)
 
 
 def make_batch(mini_batches):
@@ -74,13 +80,13 @@ def make_batch(mini_batches):
     return batch
 
 
-def do_together(size, batch, interrupted=lambda rank: False):
+def do_together(size, batch, is_off=False):
     """Let members do a step, each in a thread; gives their models and sums."""
     models, found = [make_model() for _ in range(size)], [None] * size
     barrier, values = threading.Barrier(size, timeout=60), [None] * size
 
     def work(rank):
-        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values), lambda: interrupted(rank))
+        found[rank] = do_step(models[rank], batch, Threads(rank, size, barrier, values, is_off))
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -90,9 +96,11 @@ def do_together(size, batch, interrupted=lambda rank: False):
     return models, found
 
 
-def test_a_request_that_one_member_hears_stops_all():
-    _, found = do_together(3, make_batch(5), lambda rank: rank == 1)
+def test_a_step_that_is_off_changes_nothing():
+    models, found = do_together(3, make_batch(5), is_off=True)
     assert found == [None] * 3
+    for one, two in zip(models[0].parameters(), make_model().parameters(), strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize(("size", "mini_batches"), [(1, 5), (3, 5), (3, 6), (3, 2)])
@@ -105,5 +113,6 @@ def test_members_give_the_sums_and_the_weights_of_one(size, mini_batches):
         assert float(sums.grad_norm) == pytest.approx(float(expected.grad_norm), rel=1e-5)
         torch.testing.assert_close(sums.source_sums, expected.source_sums)
         assert float(sums.figures["targets"]) == float(expected.figures["targets"])
+        assert {number: ids.tolist() for number, ids in sums.predictions.items()} == {number: ids.tolist() for number, ids in expected.predictions.items()}
         for one, two in zip(model.parameters(), single.parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,239 @@
+"""Several processes that train together, by torch.distributed: gloo on a CPU and for what is decided together, nccl for tensors on GPUs of NVIDIA.
+
+Imports torch, and the ground. The processes are started by torchrun, or by anything else that sets its variables (:mod:`lmplay.launch`).
+"""
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..data.permutation import hash64
+from ..errors import ElsewhereError
+from ..launch import Launch
+from .gradients import GradientSums
+from .random_state import restore_torch_random_state, torch_random_state
+from .ranks import Ranks
+
+# For all to start; for one operation, as the first rank may have long work that the others wait for (a save, a download): who has gone is found otherwise.
+_START, _OPERATION = timedelta(minutes=10), timedelta(hours=6)
+# Seconds between two signs of life, in which one must come, and that a process has to end by itself when another has gone: together less than 30.
+_BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 6.0
+# Seconds in which the ranks that are left report, to find out which have gone.
+_ROLL_CALL = 3.0
+_POLL = 0.05
+_GO_ON = "What was saved is whole, and the same command goes on from it."
+
+
+class Lost(ElsewhereError):
+    """Other ranks have gone, or have reported a failure; `exit_code` is that of the failure, and the lowest rank that is left tells the user."""
+
+    def __init__(self, text: str, exit_code: int, is_told_here: bool):
+        super().__init__(text)
+        self.exit_code, self.is_told_here = exit_code, is_told_here
+
+
+class Processes(Ranks):
+    """The ranks of processes that have been started together."""
+
+    def __init__(self, launch: Launch):
+        """Meet the others.
+
+        :raises Lost: when they do not come.
+        """
+        self.rank, self.size, self.local_rank = launch.rank, launch.size, launch.local_rank
+        try:
+            store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=_START))
+            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)  # torchrun keeps what the one before knew
+            dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_START)
+            self._control = dist.new_group(backend="gloo", timeout=_OPERATION)
+            self._beats = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BEAT_WITHIN))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise Lost(f"rank {launch.rank}: the {launch.size} processes could not be connected ({_first_line(error)})", 1, True) from error
+        self._data: Any = None
+        self.place = (0, 0)  # the run's seed, and the number of the step
+        self._store = dist.PrefixStore("lmplay", store)
+        self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
+        self._vote: tuple[Tensor, Any] | None = None
+        self.ask_step: Callable[[], bool] = lambda: False
+        self._closing = threading.Event()
+        self.knows = threading.Event()  # that others have gone: this process ends by itself
+        self._watcher = threading.Thread(target=self._watch, name="lmplay-ranks", daemon=True)
+        self._watcher.start()
+
+    def begin(self, device: torch.device, module: nn.Module) -> None:
+        """See :meth:`Ranks.begin`."""
+        with self._together():
+            self._data = dist.new_group(backend="nccl", timeout=_OPERATION, device_id=device) if device.type == "cuda" else \
+                dist.new_group(backend="gloo", timeout=_OPERATION)
+        with self._together(), torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                dist.broadcast(tensor.detach(), src=0, group=self._data)
+
+    def describe(self, rank: int) -> str:
+        """Name a rank: its number, its process and its machine."""
+        host, pid = self.members[rank]
+        return f"rank {rank} (process {pid} on {host})"
+
+    def step_is_off(self) -> bool:
+        """See :meth:`Ranks.step_is_off`; what answers is :attr:`ask_step`."""
+        return self.ask_step()
+
+    def sum(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the sums of tensors over all ranks, added up in float64."""
+        flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+        with self._together():
+            dist.all_reduce(flat, group=self._data)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view_as(tensor).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
+
+    @contextmanager
+    def summing(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """See :meth:`Ranks.summing`."""
+        with self._together(), GradientSums(parameters, self._data, self._most):
+            yield
+
+    @contextmanager
+    def random_numbers(self) -> Iterator[Callable[[int], None]]:
+        """Give each mini-batch random numbers of its own, by its place: they do not depend on which rank it goes to, nor on how many there are."""
+        before = torch_random_state()
+
+        def begin(number: int) -> None:
+            torch.manual_seed(hash64(*self.place, number) >> 1)
+
+        try:
+            yield begin
+        finally:
+            restore_torch_random_state(before)
+
+    def begin_vote(self, flags: Sequence[float]) -> None:
+        """Begin to take the maximum of each flag over all ranks, behind other work."""
+        numbers = torch.tensor(flags, dtype=torch.float32)
+        with self._together():
+            self._vote = numbers, dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._control, async_op=True)
+
+    def end_vote(self) -> list[float]:
+        """Wait for the result of :meth:`begin_vote`."""
+        assert self._vote is not None
+        (numbers, work), self._vote = self._vote, None
+        with self._together():
+            work.wait()
+        return numbers.tolist()
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Give all ranks the values of all, in order."""
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        with self._together():
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._control)
+            longest = int(max(lengths))
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(parts, torch.cat([mine, mine.new_zeros(longest - len(mine))]), group=self._control)
+        return [pickle.loads(part[:int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+
+    def report(self, text: str, exit_code: int) -> None:
+        """Leave word why this process ends alone, for those that will miss it."""
+        self.knows.set()
+        with suppress(RuntimeError):
+            self._store.set("failed", json.dumps([self.rank, text, exit_code]))
+
+    def leave(self) -> None:
+        """End, after a last vote; afterwards nothing can be done together."""
+        self._closing.set()
+        self.knows.set()
+        self._watcher.join(_GRACE)
+        if not self._watcher.is_alive():
+            dist.destroy_process_group()
+
+    def _most(self, tensor: Tensor) -> Tensor:
+        """Return the maximum of a tensor on the CPU over all ranks."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
+        return tensor
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Turn the failure of an operation into the error that says who has gone."""
+        try:
+            yield
+        except Lost:
+            raise
+        except RuntimeError as error:
+            if not _is_of_connection(error):
+                raise
+            raise self.find_lost(error) from error
+
+    def find_lost(self, error: BaseException | None = None) -> Lost:
+        """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well."""
+        self.knows.set()
+        present: set[int] = {self.rank}
+        try:
+            self._store.set(f"present/{self.rank}", "1")
+            until = time.monotonic() + _ROLL_CALL
+            while len(present) < self.size and time.monotonic() < until:
+                if self._store.check(["failed"]):
+                    rank, text, exit_code = json.loads(self._store.get("failed"))
+                    return Lost(f"{self.describe(rank)}: {text}", exit_code, rank != 0 and self.rank == 0)
+                present |= {rank for rank in range(self.size) if rank not in present and self._store.check([f"present/{rank}"])}
+                time.sleep(_POLL)
+        except RuntimeError:  # with the process or the machine that kept what all know
+            return Lost(f"{self.describe(0)} has gone, or its machine, or the connection to it. {_GO_ON}", 1, self.rank <= 1)
+        missing = [rank for rank in range(self.size) if rank not in present]
+        gone = [rank for rank in missing if not self._lives(rank)] or missing
+        if not gone:
+            return Lost(f"a connection between the processes has failed ({_first_line(error)})", 1, self.rank == 0)
+        names = " and ".join(self.describe(rank) for rank in gone)
+        return Lost(f"{names} {'have' if len(gone) > 1 else 'has'} gone (killed, out of memory, or no connection). {_GO_ON}", 1,
+                    self.rank == min(present))
+
+    def _lives(self, rank: int) -> bool:
+        """Tell whether a process of this machine is there; False for those of others."""
+        host, pid = self.members[rank]
+        if host != socket.gethostname():
+            return False
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] != b"Z"
+        except OSError:
+            return False
+
+    def _watch(self) -> None:
+        """Give signs of life, in a thread; end the process where others have gone and it does not notice (it waits for a device, say)."""
+        try:
+            while True:
+                ending = torch.tensor([float(self._closing.is_set())])
+                work = dist.all_reduce(ending, dist.ReduceOp.MIN, group=self._beats, async_op=True)
+                while not work.is_completed():
+                    time.sleep(_POLL)
+                work.wait()
+                if float(ending):
+                    return
+                self._closing.wait(_BEAT)
+        except RuntimeError as error:
+            if self._closing.is_set() or self.knows.wait(_GRACE):
+                return
+            lost = self.find_lost(error)
+            if lost.is_told_here:
+                os.write(2, f"\nlmp_trainer: {lost}\n".encode())
+            os._exit(lost.exit_code)
+
+
+def _first_line(error: BaseException | None) -> str:
+    """Give the first line of what an error says."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _is_of_connection(error: RuntimeError) -> bool:
+    """Tell whether an error comes from the connection to other processes."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(sign in text for sign in ("gloo", "nccl", "connection", "timed out", "socket"))

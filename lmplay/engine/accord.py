@@ -1,0 +1,63 @@
+"""What ranks decide together: to stop, to fail, to go on.  Engine floor, no torch: one process has nothing to decide, see :mod:`.together` for several."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from ..device.ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Accord:
+    """The decisions of a single process. All ranks make the same calls in the same order."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train together."""
+        from ..device.ranks import Ranks
+
+        return Ranks()
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Do work on every rank, and return what each has found, in order.
+
+        :param work: may return None when it was interrupted; then all ranks stop.
+        :raises Stopped: on all ranks, when a request to stop has come on any.
+        :raises Exception: on all ranks, when the work has raised one on any.
+        """
+        return [work()]
+
+    def alike(self, work: Callable[[], T]) -> T:
+        """Do work on every rank, and return what this one has found; see :meth:`gather`."""
+        return work()
+
+    def main_first(self, work: Callable[[], T]) -> T:
+        """Do work on rank 0, then on the others, which find what it has downloaded; see :meth:`alike`."""
+        return work()
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """Do work on rank 0 only, and return what it has found; see :meth:`gather`."""
+        return work()
+
+    def check_same(self, facts: dict[str, object]) -> None:
+        """Check that all ranks have the same facts.
+
+        :param facts: by what they are called.
+        :raises UserError: naming those that differ.
+        """
+
+    def begin_step(self, seed: int, step: int) -> None:
+        """Begin to ask, behind the work of a step, whether all ranks do it.
+
+        :param seed: the run's.
+        :param step: the steps before.
+        """
+
+    def failed_elsewhere(self, error: BaseException) -> bool:
+        """Tell whether an error has come from another rank: this one has done nothing by halves."""
+        return False
+
+    def end_step(self) -> None:
+        """The step has been done: nothing in it is left that ranks do together."""

@@ -1,0 +1,255 @@
+"""Whole runs of several processes: the samples, statistics and weights of one; one end for all, whatever ends them."""
+import os
+import time
+from pathlib import Path
+
+import pytest
+import several
+import torch
+from helpers import TINY, compare_runs, differences, load, sentences, write_plan, write_rows
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="forked processes")
+
+FLAGS = [*TINY, "--training-plan", "plan.json", "--dropout", "0", "--validation-interval", "12", "--batch-size", "5"]
+MODEL = "gpt2ish_model.lmp"
+# Sums in float32 come in another order; the spread of losses is a difference of large numbers; the rest depends on the clock or on the run.
+LOOSE = ("grad_norm", "standard_error", "perplexity", "best.floor", "loss_squares", "loss_by_tokens")
+ASIDE = ("clock", "seconds", "settings", "versions", "room", "listeners")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 7)} for i in range(60)])
+    write_rows(tmp_path / "more.jsonl", [{"text": sentences(1 + i % 3, "dog")} for i in range(60)])
+    write_plan(tmp_path, {"one": {"dataset": ["rows.jsonl", "more.jsonl"], "samples": 22},
+                          "two": {"dataset": "rows.jsonl", "samples": 9, "evaluate": {"set": {"dataset": "more.jsonl"}}}})
+    return tmp_path
+
+
+def train(size, out, *arguments, code=0, **options):
+    codes, outputs, complaints = several.train(size, *FLAGS, "--out-dir", out, *arguments, **options)
+    assert codes == [code] * size, (outputs, complaints)
+    assert not any(outputs[1:]), outputs
+    assert not any(complaints[1:]), complaints
+    return outputs[0] + complaints[0]
+
+
+def numbers(value, where=""):
+    """List all numbers of a nested value, by their places."""
+    if any(part in where for part in ASIDE):
+        return {}
+    if isinstance(value, dict):
+        return {place: found for key, part in value.items() for place, found in numbers(part, f"{where}.{key}").items()}
+    if isinstance(value, (list, tuple)):
+        return {place: found for number, part in enumerate(value) for place, found in numbers(part, f"{where}.{number}").items()}
+    return {where: value} if not isinstance(value, torch.Tensor) else {}
+
+
+def assert_alike(left, right, weights=1e-5):
+    """Compare the states and statistics of two runs: samples and counts exactly, losses to 1e-6, weights as float32 allows."""
+    one, two = (load(Path(folder) / MODEL) for folder in (left, right))
+    for key in one["model"]["state"]:
+        torch.testing.assert_close(one["model"]["state"][key], two["model"]["state"][key], rtol=1e-4, atol=weights)
+    assert not differences(one["curriculum"], two["curriculum"]) or weights > 1e-5 or _only_losses(one["curriculum"], two["curriculum"])
+    assert torch.equal(one["runner"]["state"]["random"]["torch"], two["runner"]["state"]["random"]["torch"])
+    mine, theirs = numbers(one["runner"]["state"]), numbers(two["runner"]["state"])
+    assert mine.keys() == theirs.keys()
+    for place, value in mine.items():
+        tolerance = 1e-3 if any(part in place for part in LOOSE) else 1e-6
+        assert theirs[place] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value), place
+
+
+def _only_losses(one, two):
+    return all("loss" in line for line in differences(one, two))
+
+
+@pytest.mark.parametrize(("sizes", "arguments"), [
+    ((2, 3), ("--mini-batch-size", 1)), ((2,), ("--mini-batch-size", 5, "--optimizer", "muon")), ((3,), ("--mini-batch-tokens", 60, "--pack", "off")),
+    ((2,), ("--mini-batch-size", 3, "--grad-clip", 0.5, "--ema", 0.9))])
+def test_several_processes_give_samples_statistics_and_weights_of_one(folder, sizes, arguments):
+    train(1, "out1", *arguments)
+    for size in sizes:
+        said = train(size, f"out{size}", *arguments)
+        assert said.count("plan complete") == 1
+        padding = "--mini-batch-tokens" in arguments
+        if not padding:
+            assert_alike("out1", f"out{size}", weights=1e-3 if "muon" in arguments else 1e-5)
+    names = {path.name for path in Path("out1").iterdir()}
+    assert all({path.name for path in Path(f"out{size}").iterdir()} == names for size in sizes)
+
+
+@pytest.mark.slow
+def test_compiled_code_gives_the_same(folder):
+    flags = ("--compile-model", "--compile-backend", "eager", "--mini-batch-size", 2)
+    train(1, "out1", *flags)
+    train(2, "out2", *flags)
+    assert_alike("out1", "out2")
+
+
+def test_dropout_does_not_depend_on_the_number_of_processes_beyond_one(folder):
+    for size in (2, 3):
+        train(size, f"out{size}", "--dropout", 0.3, "--mini-batch-size", 1, "--max-steps", 9, code=75)
+    assert_alike("out2", "out3")
+
+
+def test_the_number_of_processes_may_change_on_the_way(folder):
+    train(1, "whole", "--mini-batch-size", 1)
+    assert "stopped (--max-steps 4)" in train(2, "changed", "--mini-batch-size", 1, "--max-steps", 4, code=75)
+    train(1, "changed", "--mini-batch-size", 1, "--max-steps", 5, code=75)
+    train(3, "changed", "--mini-batch-size", 1)
+    assert_alike("whole", "changed")
+
+
+def test_the_same_number_of_processes_gives_the_same_bits_after_a_stop(folder):
+    train(2, "whole", "--dropout", 0.2)
+    train(2, "stopped", "--dropout", 0.2, "--max-steps", 6, code=75)
+    train(2, "stopped", "--dropout", 0.2)
+    assert compare_runs(Path("whole"), Path("stopped")) == []
+
+
+PATCH = """
+import os, sys, signal, time
+from lmplay.engine import batches, evaluate, loop, save, stage, step
+rank = int(os.environ["RANK"])
+steps = [0]
+original = stage.train_step
+def train_step(*arguments, **options):
+    steps[0] += 1
+    {at_step}
+    found = original(*arguments, **options)
+    {after_step}
+    return found
+stage.train_step = train_step
+{more}
+from lmplay.train.__main__ import main
+sys.exit(main())
+"""
+
+
+def start(size, out, *arguments, at_step="pass", after_step="pass", more="", **environment):
+    return several.start(size, ["-c", PATCH.format(at_step=at_step, after_step=after_step, more=more), *FLAGS, "--out-dir", out, *arguments], **environment)
+
+
+def steps_of(out):
+    return load(Path(out) / MODEL)["runner"]["state"]["stats"]["total_train_steps"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_to_one_rank_stops_all_at_one_step(folder, rank):
+    train(2, "whole")
+    codes, outputs, complaints = several.finish(start(2, "stopped", after_step=f"if rank == {rank} and steps[0] == 3: os.kill(os.getpid(), signal.SIGTERM)"))
+    assert codes == [143, 143], complaints
+    assert outputs[0].count("stopped (SIGTERM)") == 1
+    assert not outputs[1]
+    assert steps_of("stopped") == 3
+    train(2, "stopped")
+    assert compare_runs(Path("whole"), Path("stopped")) == []
+
+
+def test_a_signal_to_all_is_one_stop_and_usr1_to_any_saves(folder):
+    codes, outputs, complaints = several.finish(start(3, "out", at_step="if steps[0] == 2: os.kill(os.getpid(), signal.SIGINT)"))
+    assert codes == [130] * 3, complaints
+    assert outputs[0].count("stopped (Ctrl+C)") == 1
+    wait = """if rank == 1 and steps[0] == 2: os.kill(os.getpid(), signal.SIGUSR1)
+    while rank == 0 and steps[0] == 5 and not os.path.exists("saved/gpt2ish_model.lmp"): time.sleep(0.05)
+    if rank == 0 and steps[0] == 5: os._exit(9)"""
+    processes = start(2, "saved", after_step=wait)
+    assert several.finish(processes)[0][0] == 9
+    assert 2 <= steps_of("saved") <= 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_named_and_the_same_command_goes_on(folder, rank):
+    train(2, "whole")
+    started = time.monotonic()
+    processes = start(2, "killed", "--save-interval", "2steps", at_step=f"if rank == {rank} and steps[0] == 5: os.kill(os.getpid(), signal.SIGKILL)")
+    codes, _, complaints = several.finish(processes)
+    assert codes[rank] == -9
+    assert codes[1 - rank] == 1
+    assert complaints[1 - rank].count(f"rank {rank} (process {processes[rank].pid}") == 1, complaints
+    assert "gone" in complaints[1 - rank]
+    assert time.monotonic() - started < 30
+    assert steps_of("killed") == 4 if rank else steps_of("killed") >= 2  # rank 0 saves what has been done
+    train(2, "killed")
+    assert compare_runs(Path("whole"), Path("killed")) == []
+
+
+@pytest.mark.parametrize(("where", "code", "said", "saved"), [
+    ("stage.StageRunner.next_batch", 1, "RuntimeError: damaged", 2), ("stage.train_step", 1, "RuntimeError: damaged", 2),
+    ("loop.note_validations", 1, "RuntimeError: damaged", None), ("stage.HeldOut.regular", 1, "RuntimeError: damaged", None),
+    ("stage.StageRunner.next_batch", 2, "bad row", 2), ("stage.evaluate", 75, "hub away", None)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_rank_ends_all_with_its_code_and_is_told_once(folder, where, code, said, saved, rank):
+    error = {1: "RuntimeError('damaged')", 2: "UserError('bad row')", 75: "Unavailable('hub away')"}[code]
+    more = f"""
+from lmplay.errors import Unavailable, UserError
+before = {where}
+def fail(*arguments, **options):
+    if rank == {rank} and steps[0] >= 2:
+        raise {error}
+    return before(*arguments, **options)
+{where} = fail
+"""
+    codes, outputs, complaints = several.finish(start(2, "out", more=more))
+    assert codes == [code, code], (outputs, complaints)
+    assert not outputs[1]
+    assert not complaints[1]
+    assert complaints[0].count(said) == 1, complaints[0]
+    assert (f"rank {rank} (process" in complaints[0]) == (rank == 1)
+    if saved is not None and (rank == 1 or where != "stage.train_step"):  # what was done before has been saved
+        assert steps_of("out") == saved
+
+
+def test_a_disk_that_is_full_ends_all_with_one_message(folder):
+    more = """
+from lmplay.checkpoints import rotation
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+rotation.save = full
+"""
+    codes, outputs, complaints = several.finish(start(2, "out", "--save-interval", "1steps", more=more))
+    assert codes == [1, 1]
+    assert complaints[0].count("\nlmp_trainer: the last 3 saves have all failed") == 1
+    assert not outputs[1] + complaints[1]
+
+
+def test_bad_input_is_told_once(folder):
+    codes, outputs, complaints = several.train(2, *FLAGS, "--optimizer", "sdg")
+    assert codes == [2, 2]
+    assert complaints[0].count("sdg") == 1
+    assert not complaints[1] + outputs[1]
+    codes, _, complaints = several.train(2, *FLAGS, "--mini-batch-size", "auto", "--check-plan")
+    assert codes == [2, 2]
+    assert "--mini-batch-size auto: is for one process" in complaints[0]
+    assert "--check-plan: is for one process" in complaints[0]
+    assert not Path("out_gpt").exists()
+
+
+def test_ranks_of_other_files_are_refused_by_name(folder):
+    other = "import os, sys\nif os.environ['RANK'] == '1': sys.argv += ['--lr', '0.5']\nfrom lmplay.train.__main__ import main\nsys.exit(main())"
+    codes, _, complaints = several.run(2, "-c", other, *FLAGS)
+    assert codes == [2, 2]
+    assert complaints[0].count("has not the same flags as rank 0") == 1
+    assert not Path("out_gpt", MODEL).exists()
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_what_was_killed(folder):
+    import subprocess
+    import sys
+
+    from helpers import ENVIRONMENT, ROOT
+
+    Path("killed.py").write_text(PATCH.format(
+        at_step="if rank == 1 and steps[0] == 3 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), signal.SIGKILL)",
+        after_step="pass", more=""))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--max-restarts=1", "killed.py", *FLAGS, "--out-dir", "out"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("plan complete") == 1
+    train(1, "whole")
+    assert_alike("whole", "out")
+
+
