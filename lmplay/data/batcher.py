@@ -84,10 +84,11 @@ class Batch:
         return sum(piece.n_truth for piece in self.pieces)
 
     def counts(self) -> Counter[str]:
-        """Count what users ask of a batch: pieces, continuations, samples broken by its end, pieces that end inside a word or sentence, bytes lost."""
+        """Count what users ask of a batch: pieces, continuations, samples broken by its end, pieces that end inside a word or sentence, bytes lost, and
+        prompts whose beginning was left out."""
         return Counter(pieces=len(self.pieces), continuations=sum(piece.number > 0 for piece in self.pieces), broken_samples=self.broken, no_tokens=self.empty,
                        forced_cuts=sum(piece.cut in (Cut.WORD, Cut.CHARACTER) for piece in self.pieces),
-                       bytes_lost=sum(piece.bytes_lost for piece in self.pieces))
+                       bytes_lost=sum(piece.bytes_lost for piece in self.pieces), cut_prompts=sum(piece.prompt_lost > 0 for piece in self.pieces))
 
 
 @dataclass(slots=True)

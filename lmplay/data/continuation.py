@@ -36,7 +36,8 @@ class Piece:
 
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
-    sample's pieces from 0, `last` marks the final one. `bytes_lost` are those of its truth that the tokenizer cannot write. `starts` and
+    sample's pieces from 0, `last` marks the final one. `bytes_lost` are those of its truth that the tokenizer cannot write, `prompt_lost` the tokens of the
+    sample's prompt that had to be left out of the first piece. `starts` and
     `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
     """
 
@@ -49,6 +50,7 @@ class Piece:
     last: bool
     learned: np.ndarray | None = None
     bytes_lost: int = 0
+    prompt_lost: int = 0
     starts: np.ndarray = field(kw_only=True)
     cuttable: np.ndarray = field(kw_only=True)
 
@@ -134,11 +136,15 @@ class Cutter:
         import numpy as np
 
         head, text, encoded, learned, whole = self._encode(given, truth)
-        prompt = head[-(self.context_len // 2):] if len(head) else self._end
+        first_answer = len(encoded.ids) if learned is None or learned.all() else int((~learned).argmax())
+        prompt, again = self._prompts(given, head, first_answer, learned is not None)
+        lost = len(head.ids) - len(prompt) if len(head.ids) else 0
         pieces: list[Piece] = []
         begin, n, end = 0, len(encoded.ids), len(text.rstrip())
         while begin < n:
             to, cut = self._end_of_piece(text, encoded, begin, self.context_len - len(prompt) - 1, end)
+            if learned is not None and to < n:
+                to, cut = self._between_turns(encoded, learned, begin, to, cut, self.context_len - len(again) - len(self._dots) - self._tail - 1)
             tokens = np.concatenate([prompt, encoded.ids[begin:to], self._end] if to == n else [prompt, encoded.ids[begin:to]])
             starts, cuttable = encoded.starts[begin:to + 1], whole[begin:to + 1]
             if learned is None:
@@ -148,9 +154,10 @@ class Cutter:
                 flags = learned[begin:to + 1] if to == n else learned[begin:to]
                 pieces.append(Piece(sample, tokens, len(prompt), _learned_text(text, encoded, learned, begin, to), cut, len(pieces), to == n, flags,
                                     starts=starts, cuttable=cuttable))
-            prompt = np.concatenate([head[-(self.context_len // _TITLE_SHARE):], self._dots,
-                                     encoded.ids[self._tail_start(text, encoded, begin, to):to]])
+            prompt = np.concatenate([again, self._dots, encoded.ids[self._tail_start(text, encoded, begin, to, self._tail):to]])
             begin = to
+        if pieces and lost:
+            pieces[0] = replace(pieces[0], prompt_lost=lost)
         if pieces and not pieces[-1].last:  # nothing is learned in what follows
             pieces[-1] = replace(pieces[-1], last=True)
         return pieces if self._tokenizer.writes_all else [self._count_lost(piece) for piece in pieces]
@@ -162,7 +169,45 @@ class Cutter:
         return replace(piece, bytes_lost=sum(len(character.encode("utf-8", "surrogatepass")) * count
                                              for character, count in self._tokenizer.lost(piece.truth, truth).items()))
 
-    def _encode(self, given: Sequence[Part], truth: Sequence[Part]) -> tuple[np.ndarray, str, Encoded, np.ndarray | None, np.ndarray]:
+    def _prompts(self, given: Sequence[Part], head: Encoded, n_truth: int, is_chat: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Choose what of a prompt the first piece begins with, and what of it the continuations repeat.
+
+        The first piece has all of it where it fits in a piece together with the truth, or the first answer of a chat; else its end, half of the context at
+        most, from the beginning of a word. Continuations repeat its end as well, a quarter at most; of a chat only where that is all of it, as its end is no
+        title.
+
+        :param n_truth: the tokens that it is to fit in a piece with, the end token not counted.
+        """
+        ids, text = head.ids, "".join(part.text for part in given)
+        repeated = self.context_len // _TITLE_SHARE
+        again = ids[:0] if is_chat and len(ids) > repeated else ids[-repeated:]
+        if not len(ids):
+            return self._end, again
+        if len(ids) <= self.context_len // 2 or len(ids) + n_truth + 1 <= self.context_len:
+            return ids, again
+        return ids[self._tail_start(text, head, 0, len(ids), self.context_len // 2):], again
+
+    def _between_turns(self, encoded: Encoded, learned: np.ndarray, begin: int, to: int, cut: Cut, room: int) -> tuple[int, Cut]:
+        """Move the end of a piece of a chat to the end of an answer in it, so that the next piece has what the next answer answers.
+
+        :param begin: the piece's first token.
+        :param to: where it would end, and `cut` at what.
+        :param room: the most tokens of the next piece. An answer is divided nevertheless where it and what it answers do not fit in them.
+        """
+        import numpy as np
+
+        turns = begin + 1 + np.flatnonzero(learned[begin:to] & ~learned[begin + 1:to + 1])  # what is given behind an answer begins here
+        if not len(turns) or not encoded.cuttable[turns[-1]]:
+            return to, cut
+        turn = int(turns[-1])
+        if turn < to and learned[to - 1]:
+            rest = learned[to:len(encoded.ids)]
+            answer_end = to + int((~rest).argmax() if not rest.all() else len(rest))
+            if answer_end - turn > room:
+                return to, cut
+        return turn, Cut.SENTENCE
+
+    def _encode(self, given: Sequence[Part], truth: Sequence[Part]) -> tuple[Encoded, str, Encoded, np.ndarray | None, np.ndarray]:
         """Encode the parts of a sample.
 
         :param given: the prompt.
@@ -174,18 +219,19 @@ class Cutter:
 
         both, firsts = self._parts.encode((*given, *truth))
         text, head = "".join(part.text for part in truth), firsts[len(given)]
+        prompt = Encoded(both.ids[:head], both.starts[:head + 1], both.cuttable[:head + 1])
         whole = both.cuttable[head:].copy()
         whole[0] = True
         starts = both.starts[head:] - sum(len(part.text) for part in given)
         starts[0] = 0
         firsts = firsts[len(given):] - head
         if len(truth) == 1 and truth[0].learned:
-            return both.ids[:head], text, Encoded(both.ids[head:], starts, whole), None, whole
+            return prompt, text, Encoded(both.ids[head:], starts, whole), None, whole
         cuttable = whole.copy()
         cuttable[[first for part, first in zip(truth, firsts, strict=False) if part.learned and (part.end or part.markup)]] = False  # ends an answer
         cuttable[-1] = True
         learned = np.repeat([part.learned for part in truth], np.diff(firsts))
-        return both.ids[:head], text, Encoded(both.ids[head:], starts, cuttable), np.append(learned, learned[-1:]), whole
+        return prompt, text, Encoded(both.ids[head:], starts, cuttable), np.append(learned, learned[-1:]), whole
 
     def _end_of_piece(self, text: str, encoded: Encoded, begin: int, most_tokens: int, end: int) -> tuple[int, Cut]:
         """Choose the token border at which a piece ends.
@@ -238,9 +284,9 @@ class Cutter:
                 divided = divided or border
         return closed or divided or most
 
-    def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int) -> int:
-        """Choose where the repeated end of the piece before starts: at a word if one starts within reach."""
-        first = max(begin, to - self._tail)
+    def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int, most: int) -> int:
+        """Choose where the end of a text that is given again starts, `most` tokens long at most: at a word if one starts within reach."""
+        first = max(begin, to - most)
         starts, cuttable = encoded.starts[first:to].tolist(), encoded.cuttable[first:to].tolist()
         words = (number for number, start in enumerate(starts) if cuttable[number] and text[start:start + 1].isspace())
         return first + next(words, cuttable.index(True) if True in cuttable else to - first)

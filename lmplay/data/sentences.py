@@ -12,7 +12,7 @@ from .abbreviations import ABBREVIATIONS, AFTER_ORDINALS, BEFORE_NUMBERS, BEFORE
 
 # The number of these rules, and of those by which chats become tokens; checkpoints hold it. A run that was begun with others cuts what is left of its
 # texts at other places, and says so.
-RULES = 3
+RULES = 4
 
 # Marks that end a sentence by themselves, whatever follows: CJK, Devanagari and its relatives, Ethiopic, Khmer, Myanmar, Tibetan, Armenian, Mongolian …
 # (from Unicode's Sentence_Terminal property, less the Latin marks below).

@@ -185,7 +185,8 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: Timer) -> dict[str, 
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "skipped": dict(measured.skipped), "rows_read": measured.reached["samples"] + measured.skipped.total(),
             "losses": describe_losses(measured.reached), "tokens": tokens, "tokens_error": error, "pieces_per_sample": counts["pieces"] / looked_at,
-            "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "padding_share": counts["padding"] / counts["slots"],
+            "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "cut_prompts": counts["cut_prompts"],
+            "padding_share": counts["padding"] / counts["slots"],
             "steps": steps, "seconds": seconds}
 
 

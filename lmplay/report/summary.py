@@ -15,6 +15,8 @@ _SET_COLUMNS = (("loss", "loss", "{:.4f}"), ("± error", "standard_error", "{:.4
 def stage_end_lines(stage: StageEnd) -> list[str]:
     """Say what a stage has done."""
     totals, more = stage.totals, ""
+    if totals["cut_prompts"]:
+        more += f"; {counted(totals['cut_prompts'], 'prompt')} too long for the context, whose beginning was left out"
     if totals["no_tokens"]:
         more += f"; {counted(totals['no_tokens'], 'sample')} without a token"
     if totals["skipped_batches"]:

@@ -84,6 +84,31 @@ def test_a_continuation_is_told_what_came_before():
     assert first.cut == Cut.SENTENCE
 
 
+@given(prompt=st.integers(1, 200), truth=st.integers(1, 200), context=st.integers(SMALLEST_CONTEXT, 200))
+def test_a_prompt_is_whole_where_the_sample_fits(prompt, truth, context):
+    given_text = ("word " * 40)[:prompt]
+    first, *_ = Cutter(BYTES, context).cut(Sample(given_text, "x" * truth))
+    shown = BYTES.decode(first.tokens[:first.n_prompt])
+    assert given_text.endswith(shown)
+    assert first.prompt_lost == prompt - len(shown)
+    if prompt <= context // 2 or prompt + truth + 1 <= context:
+        assert shown == given_text
+    else:
+        assert len(shown) >= min(context // 2 - 5, prompt)
+        assert shown[0] == " " or len(shown) == context // 2  # the beginning of a word, where one is within reach
+
+
+@given(turns=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=8), context=st.integers(80, 160))
+def test_an_answer_of_a_chat_comes_with_what_it_answers(turns, context):
+    parts = [part for number, (asked, answered) in enumerate(turns) for part in
+             (Part(f"<{number}" + "q" * asked, learned=False), Part(f"{number}>" + "a" * answered), Part("", end=True))]
+    for piece in Cutter(BYTES, context).cut_parts(WHO, parts[:1], parts[1:]):
+        shown = BYTES.decode(piece.tokens)
+        for number in range(len(turns)):
+            assert f"{number}>" not in piece.truth or f"<{number}" in shown
+        assert piece.prompt_lost == 0
+
+
 def test_the_estimate_counts_words():
     text = "the " * 400
     pieces = Cutter(BPE, 120, estimate=True).cut(Sample("", text))
