@@ -37,7 +37,7 @@ class StepProfile:
 
     def __init__(self, run: Run):
         self._run = run
-        self._path = None if run.settings.profile is None else Path(run.settings.profile).expanduser()
+        self._path = None if run.settings.profile is None or not run.is_main else Path(run.settings.profile).expanduser()
         self._steps = 0
         self._began = 0.0
         self._recording: profile | None = None
