@@ -204,7 +204,7 @@ def test_each_stage_is_measured_with_its_own_optimizer(capsys, plan, tmp_path, m
     from lmplay.preview import check_plan
 
     timed = []
-    monkeypatch.setattr(check_plan._Timer, "time", lambda self, *_: timed.append(self._optimizers.kind))
+    monkeypatch.setattr(check_plan.Timer, "time", lambda self, *_: timed.append(self._optimizers.kind))
     sizes = []
     for kinds in (("sgd", "adamw"), ("adamw", "sgd"), ("sgd", "sgd")):
         stages = json.loads(plan.read_text())
@@ -213,3 +213,13 @@ def test_each_stage_is_measured_with_its_own_optimizer(capsys, plan, tmp_path, m
         sizes.append(check(capsys, write_plan(tmp_path, stages), tmp_path / "out")["checkpoint_bytes"])
     assert timed == ["sgd", "adamw", "adamw", "sgd", "sgd", "sgd"]
     assert sizes[0] == sizes[1] > sizes[2]
+
+
+def test_prompts_that_do_not_fit_are_told(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "a.jsonl", [{"instruction": "Say it. " * (4 + 4 * (i % 2)), "output": "It. " * 3} for i in range(40)])
+    write_plan(tmp_path, {"one": {"dataset": "a.jsonl", "validation": 0}})
+    assert main([*TINY, "--training-plan", "plan.json", "--check-plan"]) == 0
+    assert "of 20 of these samples the prompt does not fit in the context with what is learned" in capsys.readouterr().out
+    assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "4"]) == 0
+    assert "20 prompts too long for the context, whose beginning was left out" in capsys.readouterr().out
