@@ -28,6 +28,8 @@ def answer(writer: Writer, conversation: Conversation, question: str) -> None:
     ids, left_out = conversation.ask(question)
     if left_out:
         print(f"(the first {left_out} messages no longer fit in the context of {conversation.context_len} tokens)", file=sys.stderr)
+    if len(ids) > conversation.context_len:
+        print(f"(the question is longer than the context of {conversation.context_len} tokens: only its end is read)", file=sys.stderr)
     text = ""
     try:
         for step in writer.write([ids], len(conversation.said)):

@@ -67,6 +67,10 @@ def test_what_no_longer_fits_is_told(capsys, monkeypatch, trained):
     assert "no longer fit" in err
 
 
+def test_a_question_that_does_not_fit_is_told(capsys, trained):
+    assert "only its end is read" in run(capsys, "--out-dir", trained, "--ask", "Who? " * 60, "--greedy", "--max-tokens", 4)[2]
+
+
 def test_a_stop_text_ends_a_text_before_it(capsys, trained):
     flags = ["--out-dir", trained, "--greedy"]
     assert run(capsys, *flags, "--ask", "Who?", "--stop", "zzz", "--stop", "at")[1] == "A c\n"

@@ -134,6 +134,10 @@ def line_number(path: Path, offset: int) -> int:
         return sum(block.count(b"\n") for block in blocks) + 1
 
 
+# Bytes at the beginning of a file by which UTF-16 is known, and the fewest that say it.
+_HEAD, _FEWEST = 4096, 64
+
+
 def text_start(path: Path, label: str) -> int:
     """Say where the text of a file begins: after a byte order mark, if it has one.
 
@@ -144,14 +148,17 @@ def text_start(path: Path, label: str) -> int:
     """
     try:
         with open(path, "rb") as file:
-            return text_begin(file.read(3), label)
+            return text_begin(file.read(_HEAD), label)
     except OSError as error:
         raise unreadable(path, error) from None
 
 
 def text_begin(head: bytes, label: str) -> int:
     """Do the same with the first bytes of a file."""
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    head = head[:_HEAD]
+    # Without a mark: of ASCII in UTF-16 every other byte is 0.
+    fewer, more = sorted((head[0::2].count(0), head[1::2].count(0)))
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(head) >= _FEWEST and more > len(head) / 4 > fewer):
         raise UserError(f"{label}: is UTF-16 text; save it as UTF-8.")
     return 3 if head[:3] == BYTE_ORDER_MARK else 0
 

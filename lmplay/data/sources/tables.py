@@ -124,6 +124,7 @@ class CsvTable(Table):
             raise unreadable(path, error) from None
         except csv.Error as error:
             raise UserError(f"{label}: cannot be read as a table ({error}); mend it.") from None
+        self._check_closed()
         header = self._record(0)[0] if len(self._starts) > 1 else []
         self.columns = tuple(header)
         twins = sorted({name for name in header if header.count(name) > 1})
@@ -153,6 +154,21 @@ class CsvTable(Table):
         text, replaced = decoded(self._spans.read(self._path, int(self._starts[number]), int(self._starts[number + 1])))
         values = next(csv.reader(_without_nul(StringIO(text, newline="")), delimiter=self._delimiter), [])
         return [value.replace(_NUL, "\0") for value in values], replaced
+
+    def _check_closed(self) -> None:
+        """Refuse a file whose last record goes to its end because a quote was never closed: it may have swallowed thousands of rows."""
+        if len(self._starts) < 2:
+            return
+        text, _ = decoded(self._spans.read(self._path, int(self._starts[-2]), int(self._starts[-1])))
+        if not {"\n", "\r"} & {*text.rstrip("\r\n")}:
+            return
+        try:
+            for _ in csv.reader(_without_nul(StringIO(text, newline="")), delimiter=self._delimiter, strict=True):
+                pass
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise UserError(f"{self._label}, line {line_number(self._path, int(self._starts[-2]))}: a quote is opened here that is not closed before the "
+                                "file ends, so that all that follows would be one row; close it, or write it twice inside a value in quotes.") from None
 
     def _record_starts(self, begin: int) -> np.ndarray:
         """Find the first byte of the header and of each record, and the end of the file; int64."""

@@ -56,6 +56,15 @@ def test_a_csv_value_may_be_as_long_as_an_article(tmp_path, folder):
     assert rows_of(opened(write(tmp_path / "a.csv", f'title,text\none,"{article}"\n'), folder)) == [{"title": "one", "text": article}]
 
 
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path, folder, separator):
+    rows = [f"plain row {i}{separator}{i}" for i in range(200)]
+    path = write(tmp_path / "a.csv", "\n".join([f"text{separator}label", *rows[:50], f'"tall row{separator}50', *rows[51:]]) + "\n")
+    assert "line 52: a quote is opened here that is not closed" in refused(path, folder)
+    whole = opened(write(tmp_path / "b.csv", "\n".join([f"text{separator}label", *rows, f'5 " tall{separator}1', f'"two\nlines"{separator}2'])), folder)
+    assert whole.n_rows == 202
+
+
 @pytest.mark.parametrize(("text", "expected"), [
     ('[{"a": 1}, "b", 3]', [{"a": 1}, {"text": "b"}, "no JSON object"]),
     ('{"version": 2, "data": [{"a": 1}]}', [{"a": 1}]),
