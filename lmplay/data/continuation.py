@@ -154,7 +154,7 @@ class Cutter:
                 flags = learned[begin:to + 1] if to == n else learned[begin:to]
                 pieces.append(Piece(sample, tokens, len(prompt), _learned_text(text, encoded, learned, begin, to), cut, len(pieces), to == n, flags,
                                     starts=starts, cuttable=cuttable))
-            prompt = np.concatenate([again, self._dots, encoded.ids[self._tail_start(text, encoded, begin, to, self._tail):to]])
+            prompt = np.concatenate([again, self._dots, encoded.ids[self._tail_start(text, encoded, begin, to):to]])
             begin = to
         if pieces and lost:
             pieces[0] = replace(pieces[0], prompt_lost=lost)
@@ -185,7 +185,14 @@ class Cutter:
             return self._end, again
         if len(ids) <= self.context_len // 2 or len(ids) + n_truth + 1 <= self.context_len:
             return ids, again
-        return ids[self._tail_start(text, head, 0, len(ids), self.context_len // 2):], again
+        return ids[self._prompt_start(text, head):], again
+
+    def _prompt_start(self, text: str, head: Encoded) -> int:
+        """Choose where the end of a long prompt starts, half of the context at most: at a word if one starts soon, as many scripts have no spaces."""
+        first = len(head.ids) - self.context_len // 2
+        near = range(first, first + max(1, self.context_len // 8))
+        words = (number for number in near if head.cuttable[number] and text[head.starts[number]:head.starts[number] + 1].isspace())
+        return next(words, next((number for number in range(first, len(head.ids)) if head.cuttable[number]), first))
 
     def _between_turns(self, encoded: Encoded, learned: np.ndarray, begin: int, to: int, cut: Cut, room: int) -> tuple[int, Cut]:
         """Move the end of a piece of a chat to the end of an answer in it, so that the next piece has what the next answer answers.
@@ -284,9 +291,9 @@ class Cutter:
                 divided = divided or border
         return closed or divided or most
 
-    def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int, most: int) -> int:
-        """Choose where the end of a text that is given again starts, `most` tokens long at most: at a word if one starts within reach."""
-        first = max(begin, to - most)
+    def _tail_start(self, text: str, encoded: Encoded, begin: int, to: int) -> int:
+        """Choose where the repeated end of the piece before starts: at a word if one starts within reach."""
+        first = max(begin, to - self._tail)
         starts, cuttable = encoded.starts[first:to].tolist(), encoded.cuttable[first:to].tolist()
         words = (number for number, start in enumerate(starts) if cuttable[number] and text[start:start + 1].isspace())
         return first + next(words, cuttable.index(True) if True in cuttable else to - first)

@@ -53,6 +53,11 @@ class Processes(Ranks):
         :raises Lost: when they do not come.
         """
         self.rank, self.size, self.local_rank = launch.rank, launch.size, launch.local_rank
+        self._vote: tuple[Tensor, Any] | None = None
+        self.ask_step: Callable[[], bool] = lambda: False
+        self._closing = threading.Event()
+        self.knows = threading.Event()  # that others have gone: this process ends by itself
+        self.members = [("a machine that is not known yet", 0)] * launch.size
         try:
             store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=_START))
             store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)  # torchrun keeps what the one before knew
@@ -65,10 +70,6 @@ class Processes(Ranks):
         self.place = (0, 0)  # the run's seed, and the number of the step
         self._store = dist.PrefixStore("lmplay", store)
         self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
-        self._vote: tuple[Tensor, Any] | None = None
-        self.ask_step: Callable[[], bool] = lambda: False
-        self._closing = threading.Event()
-        self.knows = threading.Event()  # that others have gone: this process ends by itself
         self._watcher = threading.Thread(target=self._watch, name="lmplay-ranks", daemon=True)
         self._watcher.start()
 
@@ -220,6 +221,8 @@ class Processes(Ranks):
                     return
                 self._closing.wait(_BEAT)
         except RuntimeError as error:
+            with suppress(RuntimeError):  # this one is there, however long its step takes
+                self._store.set(f"present/{self.rank}", "1")
             if self._closing.is_set() or self.knows.wait(_GRACE):
                 return
             lost = self.find_lost(error)

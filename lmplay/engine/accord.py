@@ -41,10 +41,10 @@ class Accord:
         """Do work on rank 0 only, and return what it has found; see :meth:`gather`."""
         return work()
 
-    def check_same(self, facts: dict[str, object]) -> None:
+    def check_same(self, facts: Callable[[], dict[str, object]]) -> None:
         """Check that all ranks have the same facts.
 
-        :param facts: by what they are called.
+        :param facts: gives them, by what they are called.
         :raises UserError: naming those that differ.
         """
 

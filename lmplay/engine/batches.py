@@ -26,7 +26,7 @@ _AHEAD = 4
 class Grouping:
     """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`.
 
-    Where there are fewer mini-batches than `ranks`, they are smaller, so that each rank has one.
+    Where there are fewer mini-batches than `ranks`, they are smaller, so that more ranks have one.
     """
 
     mini_batch_size: int

@@ -230,8 +230,9 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
             return None
         run = _make(ahead, runtime, stages, report, interrupt, callbacks, prompts, accord)
         _check_space(run)
-        accord.check_same(_facts(run))
-        ranks.begin(runtime.device, run.device_model.raw)
+        accord.check_same(partial(_facts, run))
+        with interrupt.held():
+            ranks.begin(runtime.device, run.device_model.raw)
         interrupt.at_work = True  # from here on files change
         accord.alike(partial(_prepare_folders, run, ahead.found, lock))
         run.threads = closing.enter_context(ExitStack())

@@ -89,11 +89,11 @@ class Together(Accord):
         """See :meth:`Accord.from_main`."""
         return self.gather(lambda: work() if self._ranks.is_main else None)[0]  # type: ignore[return-value]
 
-    def check_same(self, facts: dict[str, object]) -> None:
+    def check_same(self, facts: Callable[[], dict[str, object]]) -> None:
         """See :meth:`Accord.check_same`."""
-        found = self.gather(lambda: facts)
+        found = self.gather(facts)
         faults = [f"{self._ranks.describe(rank)} has not the same {name} as rank 0; all processes need the same command, the same version and the same files "
-                  "(on several machines in a folder that they share)." for rank, other in enumerate(found) for name in facts if other[name] != found[0][name]]
+                  "(on several machines in a folder that they share)." for rank, other in enumerate(found) for name in other if other[name] != found[0][name]]
         if faults:
             self._over = True
             raise UserError(*faults)

@@ -92,6 +92,8 @@ def _export(options: argparse.Namespace) -> None:
     if folder is not None:
         check_target(folder, path, options.overwrite)
     if gguf is not None:
+        if gguf.resolve() == path.resolve() or (folder is not None and folder.resolve() in (gguf.resolve(), *gguf.resolve().parents)):
+            raise UserError(f"--gguf {gguf}: is the model file, or in the FOLDER that is written as a whole; give a file elsewhere.")
         check_gguf(gguf, options.overwrite)
     if options.push is not None:
         check_name(options.push)

@@ -52,20 +52,19 @@ def written_whole(folder: Path) -> Iterator[Path]:
             path.chmod(0o644 & ~_umask())
             _sync(path)
         temporary.chmod(0o755 & ~_umask())
-        if folder.exists():
-            folder.rename(aside)
         try:
+            if folder.exists():
+                folder.rename(aside)
             temporary.rename(folder)
-        except OSError:
-            if aside.exists():
+        finally:  # a request to stop may come between the two, and so may an error
+            if aside.exists() and not folder.exists():
                 aside.rename(folder)
-            raise
-        sync_folder(folder.parent)
-        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error}); nothing has been changed.") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    sync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_record(folder: Path, record: dict[str, object]) -> None:

@@ -182,7 +182,8 @@ def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
               file=sys.stderr)
     temperature = 0.0 if options.greedy else options.temperature
     sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
-    writer = Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed, tuple(options.stop or ()))
+    writer = Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed,
+                    (*(options.stop or ()), *prompting.stop_texts))
     return writer, Conversation(prompting, trained.context_len, options.max_tokens, options.system or "") if talks else None
 
 

@@ -66,8 +66,10 @@ def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]
     written = plan.to_json()
     for number, stage in enumerate(written["stages"]):
         if (old := stored.get(stage["name"])) is not None:
-            kept = {key: old[key] for key in keys if key in old}
-            written["stages"][number] = {key: value for key, value in stage.items() if key not in keys} | kept
+            # A recipe's length is that of stages without one.
+            replaced = keys if timed or plan.stages[number].length == _WITHOUT_LENGTH else keys - {*LENGTHS}
+            kept = {key: old[key] for key in replaced if key in old}
+            written["stages"][number] = {key: value for key, value in stage.items() if key not in replaced} | kept
     return plan_from_json({**written, "model": stored_plan.get("model", {})}, "the plan with what the run began with")
 
 

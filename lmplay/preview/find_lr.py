@@ -18,6 +18,7 @@ from ..engine.opening import check_all, freeze, make_model
 from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import Faults, UserError
+from ..files import check_folder
 from ..optim.optimizers import optimizers_of
 from ..optim.schedules import warmup_factor
 from ..plan.curriculum import StageState
@@ -67,6 +68,7 @@ def find_lr(settings: Settings, plan: Plan, path: Path, say: Callable[[str], Non
     :return: the table and the suggestion.
     :raises UserError: for what is wrong with flags, model file, plan and data, and where the stage has too few batches.
     """
+    check_folder(path.parent, "folder of --find-lr")
     runtime, ahead, opened = check_all(settings, plan, lambda ahead: [(ahead.plan.stages[0], StageState(ahead.plan.stages[0].name))], say, Faults())
     stage = next(iter(opened.values()))
     model, device_model, _ = make_model(ahead, runtime, [stage], say, say)
@@ -185,7 +187,7 @@ def _train(model: DeviceModel, stage: OpenStage, batches: Sequence[TrainBatch], 
     optimizers.set_weight_decay(used.weight_decay)
     optimizers.set_options({name: getattr(used, name) for name in OPTIMIZER_SETTINGS})
     model.raw.train()
-    warmup = _WARMUP_SHARE * len(batches)
+    warmup, scaled = _WARMUP_SHARE * len(batches), model.runtime.scaler.is_enabled()  # which skips steps until its scale is right
     for step, batch in enumerate(batches):
         falls = min(1.0, (len(batches) - step) / (len(batches) - warmup))
         optimizers.set_lr(lr * warmup_factor(step, warmup) * falls)
@@ -193,7 +195,7 @@ def _train(model: DeviceModel, stage: OpenStage, batches: Sequence[TrainBatch], 
         assert sums is not None
         if sums.count:
             found.losses.append(float(sums.loss_sum) / sums.count)
-        if (found.losses and not found.losses[-1] <= found.losses[0] + _DIVERGED) or not bool(torch.isfinite(sums.grad_norm)):
+        if (found.losses and not found.losses[-1] <= found.losses[0] + _DIVERGED) or not (scaled or bool(torch.isfinite(sums.grad_norm))):
             found.diverged = True
             break
     return found

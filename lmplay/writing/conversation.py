@@ -47,15 +47,17 @@ class Conversation:
 
         :return: the token ids that the answer follows; and how many of the turns of the conversation are not among them.
         """
-        self.said.append(Turn("user", question, False))
+        said = [*self.said, Turn("user", question, False)]
         if self.prompting.form == "instruction":
+            self.said = said
             return self.prompting.ids(f"{self.system}\n{question}" if self.system else question), 0
         system = [Turn("system", self.system, False)] if self.system else []
         fits = self.context_len - min(self.most_tokens, self.context_len // 4)
         first = 0
         while True:
-            ids = self.prompting.turn_ids([*system, *self.said[first:]])
-            if len(ids) <= fits or first + 2 >= len(self.said):
+            ids = self.prompting.turn_ids([*system, *said[first:]])
+            if len(ids) <= fits or first + 2 >= len(said):
+                self.said = said
                 return ids, first
             first += 2
 

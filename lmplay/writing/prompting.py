@@ -64,12 +64,27 @@ class Prompting:
 
     @property
     def ends(self) -> set[int]:
-        """The tokens that end a text: the end token, and in a chat the mark after an answer."""
-        found = {self.tokenizer.end_id}
-        if self.form == "chat":
-            _, answer = self._chat([Turn("user", "a", False)])
-            found |= {self._encode(part.text, markup=True)[0] for part in answer[1:2] if part.markup and part.text.strip()}
-        return found
+        """The tokens that end a text: the end token, and in a chat the mark after an answer, where that is one token."""
+        return {self.tokenizer.end_id, *self._mark_ids()[:1]} if len(self._mark_ids()) == 1 else {self.tokenizer.end_id}
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The texts that end a text: in a chat the mark after an answer, where that is several tokens."""
+        return (self._mark,) if len(self._mark_ids()) > 1 else ()
+
+    @property
+    def _mark(self) -> str:
+        """What the template of a chat writes after an answer, without white space; the empty string where that is nothing, or the end token only."""
+        if self.form != "chat":
+            return ""
+        _, answer = self._chat([Turn("user", "a", False)])
+        return "".join(part.text.strip() for part in answer[1:2] if part.markup)
+
+    def _mark_ids(self) -> list[int]:
+        """Turn the mark into token ids; that of its special token alone where it has one."""
+        ids = self._encode(self._mark, markup=True) if self._mark else []
+        special = [token for token in ids if token in self.tokenizer.special_ids]
+        return special[:1] or ids
 
     def _chat(self, turns: Sequence[Turn]) -> tuple[list[Part], list[Part]]:
         """Write out a chat and an answer to it: the parts before that answer, and the answer with what follows."""

@@ -98,6 +98,13 @@ def test_a_prompt_is_whole_where_the_sample_fits(prompt, truth, context):
         assert shown[0] == " " or len(shown) == context // 2  # the beginning of a word, where one is within reach
 
 
+@pytest.mark.parametrize("end", ["\n\n", ""])
+def test_a_long_prompt_without_spaces_keeps_half_of_the_context(end):
+    first, *_ = Cutter(BYTES, 256).cut(Sample("日本語の長い文章です" * 20 + end, "x" * 300))
+    assert 256 // 2 - 3 <= first.n_prompt <= 256 // 2
+    assert BYTES.decode(first.tokens[:first.n_prompt]).replace("\ufffd", "").endswith("文章です" + end)
+
+
 @given(turns=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=8), context=st.integers(80, 160))
 def test_an_answer_of_a_chat_comes_with_what_it_answers(turns, context):
     parts = [part for number, (asked, answered) in enumerate(turns) for part in

@@ -87,6 +87,10 @@ def test_compiled_code_gives_the_same(folder):
     assert_alike("out1", "out2")
 
 
+def test_a_rank_without_a_mini_batch_joins_in_float16_too(folder):
+    train(4, "out", "--amp", "float16", "--max-steps", 2, code=75)  # 5 pieces make 3 mini-batches
+
+
 def test_dropout_does_not_depend_on_the_number_of_processes_beyond_one(folder):
     for size in (2, 3):
         train(size, f"out{size}", "--dropout", 0.3, "--mini-batch-size", 1, "--max-steps", 9, code=75)

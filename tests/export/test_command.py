@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,29 @@ def test_what_cannot_be_is_refused_in_a_line(capsys):
     assert "damaged, or not a checkpoint" in refused(capsys, "./m.lmp", "out")
     assert not Path("out").exists()
 
+
+
+def test_a_gguf_file_is_never_the_model_nor_in_the_folder_that_is_replaced(capsys):
+    pytest.importorskip("gguf")
+    model_file(Path("m.lmp"))
+    before = Path("m.lmp").read_bytes()
+    assert "is the model file" in refused(capsys, "m.lmp", "f", "--gguf", "m.lmp", "--overwrite")
+    assert "in the FOLDER" in refused(capsys, "m.lmp", "f", "--gguf", "f/x.gguf")
+    assert Path("m.lmp").read_bytes() == before
+
+
+def test_a_stop_between_the_two_renames_keeps_the_export_before(monkeypatch):
+    model_file(Path("m.lmp"))
+    assert run(["m.lmp", "f"]) == 0
+    rename, before = Path.rename, sorted(Path("f").iterdir())
+
+    def stopped(path, target):
+        if Path(target) == Path("f") and path.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", stopped)
+    with suppress(KeyboardInterrupt):
+        assert run(["m.lmp", "f"]) != 0
+    assert sorted(Path("f").iterdir()) == before
+    assert sorted(path.name for path in Path().iterdir()) == ["f", "m.lmp"]

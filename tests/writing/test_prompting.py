@@ -63,6 +63,14 @@ def test_the_mark_after_an_answer_ends_a_chat(tmp_path):
     assert Prompting(tokenizer, "chat").ids("a") == tokenizer.encode_markup("user a <m> assistant").ids.tolist()
 
 
+def test_a_mark_of_several_tokens_is_a_stop_text():
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n<over>\n{% endfor %}"
+    assert Prompting(tokenizer, "chat").ends == {tokenizer.end_id}
+    assert Prompting(tokenizer, "chat").stop_texts == ("<over>",)
+    assert Prompting(tokenizer, "text").stop_texts == ()
+
+
 def test_a_checkpoint_says_the_form_of_each_source_and_the_generator_reads_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "tales.jsonl", [{"title": "Cats", "text": sentences(1)} for _ in range(12)])

@@ -162,13 +162,10 @@ class CsvTable(Table):
         text, _ = decoded(self._spans.read(self._path, int(self._starts[-2]), int(self._starts[-1])))
         if not {"\n", "\r"} & {*text.rstrip("\r\n")}:
             return
-        try:
-            for _ in csv.reader(_without_nul(StringIO(text, newline="")), delimiter=self._delimiter, strict=True):
-                pass
-        except csv.Error as error:
-            if "unexpected end" in str(error):
-                raise UserError(f"{self._label}, line {line_number(self._path, int(self._starts[-2]))}: a quote is opened here that is not closed before the "
-                                "file ends, so that all that follows would be one row; close it, or write it twice inside a value in quotes.") from None
+        records = list(csv.reader(_without_nul(StringIO(text.rstrip("\r\n") + "\nx\n", newline="")), delimiter=self._delimiter))
+        if len(records) == 1:  # what was added is in the quotes, too
+            raise UserError(f"{self._label}, line {line_number(self._path, int(self._starts[-2]))}: a quote is opened here that is not closed before the "
+                            "file ends, so that all that follows would be one row; close it, or write it twice inside a value in quotes.")
 
     def _record_starts(self, begin: int) -> np.ndarray:
         """Find the first byte of the header and of each record, and the end of the file; int64."""

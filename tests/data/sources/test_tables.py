@@ -61,6 +61,7 @@ def test_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path, folder,
     rows = [f"plain row {i}{separator}{i}" for i in range(200)]
     path = write(tmp_path / "a.csv", "\n".join([f"text{separator}label", *rows[:50], f'"tall row{separator}50', *rows[51:]]) + "\n")
     assert "line 52: a quote is opened here that is not closed" in refused(path, folder)
+    assert "a quote is opened" in refused(write(tmp_path / "c.csv", 'a,b\n"Tom" said,"x\n2,y\n3,z\n'), folder)
     whole = opened(write(tmp_path / "b.csv", "\n".join([f"text{separator}label", *rows, f'5 " tall{separator}1', f'"two\nlines"{separator}2'])), folder)
     assert whole.n_rows == 202
 
