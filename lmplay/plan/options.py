@@ -234,8 +234,8 @@ class Options:
                               "processes that tokenize; changes speed, not the result", _ASIDE)
     accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
-    recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings that go together, for model, optimizer, schedule, batch and more: "
-                               f"{in_words([*RECIPES])}; what you type besides wins over it", _KEPT)
+    recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings of model, optimizer, schedule and batch that go together: "
+                               f"{in_words([*RECIPES])}; flags win over it", _KEPT)
     train_for: str | None = _flag(None, _T, _duration, "TIME", "how long a new model is to be trained, such as 30m or 1h30m: measures sizes here for a moment, "
                                   "chooses one and its tokens, and prints the table; for a plan of one stage", _KEPT)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
@@ -346,7 +346,7 @@ class Options:
 # The flags that `--help` shows; `--help-all` has the others too.
 BASIC = ("recipe", "exp", "num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "model", "initial_model", "training_plan", "dataset", "out_dir",
          "batch_size", "mini_batch_size", "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
-         "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "track", "quiet")
+         "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume", "profile")
 # Kept flags that files of older versions lack.

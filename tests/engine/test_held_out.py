@@ -22,7 +22,7 @@ def load_stats(name="gpt2ish_model_validate", folder="out_gpt"):
 
 
 def held_out(data, samples=3, bounded=False, prepare=Cutter(BYTES, 64).cut, stage=None):  # noqa: B008
-    settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded, batch_size=4)
+    settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded, batch_size=4, at_mean=lambda in_steps: settings)
     return HeldOut(SimpleNamespace(data=data, settings=settings, state=StageState("one"), stage=stage or data._stage), prepare)
 
 
