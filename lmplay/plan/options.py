@@ -345,7 +345,7 @@ class Options:
 
 # The flags that `--help` shows; `--help-all` has the others too.
 BASIC = ("recipe", "exp", "num_blocks", "embed_dim", "num_heads", "context_len", "dropout", "model", "initial_model", "training_plan", "dataset", "out_dir",
-         "batch_size", "mini_batch_size", "save_interval", "validation_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
+         "batch_size", "mini_batch_size", "save_interval", "seed", "reset_history", "lr", "optimizer", "weight_decay", "grad_clip",
          "device", "amp", "time_limit", "check_plan", "show_samples", "describe", "quiet")
 # What starts anew or goes back: it is done once, and left out where a command is repeated.
 ONCE = ("reset_history", "ignore_optimizer", "accept_changed_data", "resume", "profile")
