@@ -36,7 +36,7 @@ class Runtime:
         torch.set_float32_matmul_precision(settings.matmul_precision)
         self.amp_dtype = getattr(torch, settings.amp) if isinstance(settings.amp, str) else _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
-        if self.scaler.is_enabled() and self.ranks.size > 1:
+        if self.ranks.size > 1 and self.scaler.is_enabled():
             self.scaler.scale(torch.zeros((), device=self.device))  # makes its scale, which a rank without a mini-batch needs as well
         self.asynchronous = self.device.type != "cpu"  # the device works while the program goes on
         self._settings = settings
