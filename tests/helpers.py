@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import warm
 
+from lmplay.generate.__main__ import main as generator
 from lmplay.train.__main__ import main
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +101,13 @@ def train(capsys, *arguments, code=0):
     captured = capsys.readouterr()
     assert found == code, captured.err
     return captured.out + captured.err
+
+
+def generate(capsys, *arguments):
+    """Run lmp_generator in this process; gives exit code, output and complaints."""
+    code = generator([*map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def train_two_blocks(capsys, out, *arguments, code=0):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 import threading
 import time
@@ -134,14 +133,10 @@ class Processes(Ranks):
 
     def exchange(self, value: Any) -> list[Any]:
         """Give all ranks the values of all, in order."""
-        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        found: list[Any] = [None] * self.size
         with self._together():
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._control)
-            longest = int(max(lengths))
-            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(parts, torch.cat([mine, mine.new_zeros(longest - len(mine))]), group=self._control)
-        return [pickle.loads(part[:int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+            dist.all_gather_object(found, value, group=self._control)
+        return found
 
     def report(self, text: str, exit_code: int) -> None:
         """Leave word why this process ends alone, for those that will miss it."""

@@ -117,7 +117,7 @@ SCHEDULES = {row.name: row for row in (
              0.01, {"at": (0.5, 0.75)}, by_ratio=True),
     Schedule("polynomial", "a power of what is left", lambda progress, power: (1 - progress) ** power, 0.0, {"power": 2.0}),
     Schedule(PLATEAU, "drops by `factor` after `patience` validations without an improvement", None, 0.0, {"patience": 3, "factor": 0.5}))}
-# What a schedule of weight decay can be: it depends on the progress alone.
+# What a schedule of weight decay, batch size or context length can be: it depends on the progress alone.
 VALUE_SCHEDULES = tuple(name for name in SCHEDULES if name != PLATEAU)
 SCHEDULE_SETTINGS = tuple(dict.fromkeys(setting for row in SCHEDULES.values() for setting in row.takes))
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _STEPS, _LEAST_STEPS, _WARMUP_SHARE = 48, 12, 0.2
 # A run is judged by the mean loss of this share of its steps, the last ones.
 _JUDGED_SHARE = 0.25
-# Learning rates are this factor apart, and at most so many factors from the first.
+# Learning rates are this factor apart, and at most this number of factors from the first.
 _FACTOR, _MOST_AWAY = 2.0, 8
 # A run has diverged when its loss is this much (nats) above that of its first step: a model that knows nothing is not that bad.
 _DIVERGED = 1.0

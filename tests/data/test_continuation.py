@@ -3,7 +3,7 @@ from itertools import accumulate
 
 import pytest
 import regex
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from texts import BPE, BYTES, CLUSTERS, FEW, PARTS, PIECES, TEXTS, WHO, learned_of
 
@@ -85,6 +85,8 @@ def test_a_continuation_is_told_what_came_before():
 
 
 @given(prompt=st.integers(1, 200), truth=st.integers(1, 200), context=st.integers(SMALLEST_CONTEXT, 200))
+@example(prompt=80, truth=19, context=100)
+@example(prompt=80, truth=20, context=100)
 def test_a_prompt_is_whole_where_the_sample_fits(prompt, truth, context):
     given_text = ("word " * 40)[:prompt]
     first, *_ = Cutter(BYTES, context).cut(Sample(given_text, "x" * truth))
@@ -103,6 +105,14 @@ def test_a_long_prompt_without_spaces_keeps_half_of_the_context(end):
     first, *_ = Cutter(BYTES, 256).cut(Sample("日本語の長い文章です" * 20 + end, "x" * 300))
     assert 256 // 2 - 3 <= first.n_prompt <= 256 // 2
     assert BYTES.decode(first.tokens[:first.n_prompt]).replace("\ufffd", "").endswith("文章です" + end)
+
+
+def test_a_long_answer_of_a_chat_is_divided_and_the_end_of_a_question_is_no_title():
+    asked = "Why is that so, and not the other way about? "
+    parts = [Part(asked, False), Part("Yes."), Part("", end=True), Part("More? ", False), Part("It goes on. " * 30), Part("", end=True)]
+    first, second, *_ = Cutter(BYTES, 100).cut_parts(WHO, parts[:1], parts[1:])
+    assert first.truth.startswith("Yes.It goes on.")  # it is longer than a piece with its question: what is left of the first one is filled
+    assert BYTES.decode(second.tokens[:second.n_prompt]).startswith("...")
 
 
 @given(turns=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=8), context=st.integers(80, 160))

@@ -9,11 +9,11 @@ import time
 
 import pytest
 from helpers import ENVIRONMENT, TINY, trainer, write_plan, write_rows
+from helpers import generate as run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.data.samples import choose_reading
-from lmplay.generate.__main__ import main
 from lmplay.generate.writer import cut_at_stops
 
 
@@ -27,12 +27,6 @@ def trained(tmp_path_factory):
                    "--optimizer-warmup-steps", "2")
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_one_question_gets_its_answer_and_nothing_else(capsys, trained):

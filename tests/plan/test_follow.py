@@ -91,6 +91,20 @@ def test_a_run_that_goes_on_keeps_what_was_written_though_the_table_has_changed(
         assert kept.model == begun.model
 
 
+def test_lengths_of_the_plan_may_change_beside_those_of_a_recipe():
+    raw = {"one": {"dataset": "wikitext"}, "two": {"dataset": "wikitext", "samples": 5}}
+    stored = json.loads(json.dumps(follow(raw, recipe="slow")[1].to_json()))
+    _, plan = follow({"one": {"dataset": "wikitext"}, "two": {"dataset": "wikitext", "samples": 5000}}, recipe=None)
+    assert [stage.length for stage in keep_written(plan, {"recipe": "slow"}, stored).stages] == [("epochs", RECIPES["slow"].epochs), ("samples", 5000)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_warmup_is_that_of_the_recipe(name):
+    used, plan = follow(stage(warmup=0.3), recipe=name)
+    resolved = resolve_stage(used, plan.stages[0], 256)
+    assert resolved.warmup == RECIPES[name].stage["warmup"]
+
+
 def test_the_banner_says_what_and_why():
     used, plan = follow(stage(), recipe="slow", lr=0.5)
     said = recipe_in_words(used, plan, "modern")

@@ -103,6 +103,7 @@ def test_a_stop_in_the_middle_leaves_nothing(folder, capsys, monkeypatch):
     (["--find-lr", "lr.txt"], "--find-lr lr.txt: allowed is a file that ends in .png, .svg or .pdf"),
     (["--find-lr", "lr.png", "--batch-size", 50], "--find-lr: stage 'one' has 3 batches, and a short run needs 12; give a smaller --batch-size, or more text."),
     (["--find-lr", "lr.png", "--describe"], "--describe and --find-lr together"),
+    (["--find-lr", "rows.jsonl/lr.png"], "folder of --find-lr"),
     (["--find-lr", "lr.png", "--optimizer", "adamv"], "--optimizer adamv")])
 def test_what_cannot_be_tried_is_refused_in_a_line(folder, capsys, flags, words):
     write_plan(folder, {"one": {"dataset": "rows.jsonl", "samples": 36}})

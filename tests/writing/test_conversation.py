@@ -6,6 +6,7 @@ from templates import FORMATS
 
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Turn, choose_reading
+from lmplay.errors import UserError
 from lmplay.tokenizer import load_tokenizer
 from lmplay.writing.conversation import Conversation, for_conversation
 from lmplay.writing.prompting import Prompting
@@ -46,6 +47,13 @@ def test_the_oldest_is_left_out_and_the_rest_fits(lengths, context):
     assert len(ids) <= fits or left_out == len(lengths) - 1
     assert not left_out or len(how.turn_ids([Turn("system", "s", False), *talk.said[left_out - 2:]])) > fits
     assert len(talk.messages()) == len(lengths) + 1
+
+
+def test_a_question_that_cannot_be_written_is_not_kept():
+    talk = Conversation(prompting("{{ raise_exception('no') }}"), 100, 9)
+    with pytest.raises(UserError):
+        talk.ask("Why?")
+    assert talk.said == []
 
 
 @pytest.mark.parametrize(("forms", "form", "words"), [

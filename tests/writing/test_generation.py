@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 from helpers import TINY, sentences, trainer, write_plan, write_rows
+from helpers import generate as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmplay.exp import build_model, get_experiment
-from lmplay.generate.__main__ import main
 from lmplay.writing.generation import generate
 from lmplay.writing.sampling import Sampling, choose
 
@@ -116,12 +116,6 @@ def trained(tmp_path_factory):
                    "--optimizer-warmup-steps", "2")
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def run(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_a_trained_model_writes_what_it_has_learned(capsys, trained):
