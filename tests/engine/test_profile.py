@@ -2,11 +2,13 @@
 import gzip
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import TINY, compare_runs
 
-from lmplay.engine.profile import DATA, kind_of
+from lmplay.engine.profile import DATA, kind_of, table
 from lmplay.train.__main__ import main
 
 RUN = [*TINY, "--dataset", "builtin:tales", "--batch-size", "4", "--optimizer-warmup-steps", "2"]
@@ -29,6 +31,18 @@ def test_a_trace_is_written_the_table_adds_up_and_the_run_is_the_same(tmp_path, 
     assert {"matrix products", "attention", "head and loss", "optimizer", "waiting for data"} <= rows.keys()
     assert sum(spent for spent, _ in rows.values()) == pytest.approx(milliseconds, abs=0.1)
     assert sum(share for _, share in rows.values()) == pytest.approx(100, abs=5)
+
+
+def event(name, microseconds, parent=None):
+    return SimpleNamespace(name=name, self_cpu_time_total=microseconds, self_device_time_total=0, is_async=False, cpu_parent=parent)
+
+
+def test_each_part_has_its_time_and_python_the_rest():
+    loss = event("_LinearCrossEntropy", 500)
+    events = [loss, event("aten::mm", 1500, loss), event("aten::mm", 3000), event("aten::gelu", 1000), event(DATA, 2000)]
+    rows = re.findall(r"^ +([\d.]+) +(\d+)%  (.+)$", table(events, 0.01, 2, False, Path("t.json")).split("the operators with")[0], re.MULTILINE)
+    assert rows == [("1.50", "30", "matrix products"), ("1.00", "20", "head and loss"), ("1.00", "20", "waiting for data"),
+                    ("1.00", "20", "Python, and waiting for the device"), ("0.50", "10", "other operators")]
 
 
 def test_a_run_that_is_too_short_says_so(tmp_path, monkeypatch, capsys):

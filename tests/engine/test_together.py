@@ -88,7 +88,7 @@ def test_compiled_code_gives_the_same(folder):
 
 
 def test_a_rank_without_a_mini_batch_joins_in_float16_too(folder):
-    train(4, "out", "--amp", "float16", "--max-steps", 2, code=75)  # 5 pieces make 3 mini-batches
+    train(4, "out", "--amp", "float16", "--max-steps", 2, "--batch-size", 2, code=75)
 
 
 def test_dropout_does_not_depend_on_the_number_of_processes_beyond_one(folder):
