@@ -247,18 +247,21 @@ def _optimizer_of(stored: dict[str, Any]) -> str:
 
 
 def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
-    """Check that nothing but files has the names of the run's files, and no link those of files that it appends to.
+    """Check that nothing but files has the names of the run's files, and no link those of its states and of files that it appends to.
 
     :raises UserError: naming each folder, named pipe, socket, device or link.
     """
     out, name, faults = Path(settings.out_dir).expanduser(), path.stem, []
     appended = [out / f"{name}{rest}" for rest in (".log", "_samples.jsonl", "_train.csv", "_validate.csv", "_evaluate.csv")]
-    for file in (path, *existing(path, [*stages, *best_names(stages)]), *(file for stage in (None, *stages) for file in stats_files(out, name, stage)),
-                 out / f"{name}_settings.json", *appended):
+    states = [path, *existing(path, [*stages, *best_names(stages)])]
+    for file in (*states, *(file for stage in (None, *stages) for file in stats_files(out, name, stage)), out / f"{name}_settings.json", *appended):
         try:
             check_is_file(file)
             if file in appended and file.is_symlink():
                 faults.append(f"{file}: it is a link, and what the run appends to it would be written elsewhere. Remove it, or choose another --out-dir.")
+            elif file in states and file.is_symlink():
+                faults.append(f"{file}: it is a link to {os.readlink(file)}, which may belong to another run, and a save would replace the link by a file. "
+                              "Give the --model that it leads to, or put a copy in its place.")
         except NotAFile as error:
             faults.append(f"{file}: {error.strerror}, and the run keeps a file of that name. Move it elsewhere, or choose another --model or --out-dir.")
     if faults:
