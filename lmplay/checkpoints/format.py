@@ -70,7 +70,7 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
     :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
     :raises UserError: when the file cannot be read, or its format version is unknown.
     """
-    keep = "It is left as it is; choose another --model, or --reset-history to start anew beside it."
+    keep = "It is left as it is; choose another --model" + (", or --reset-history to start anew beside it." if len(parts) > 1 else ".")
     content = read(path, keep)
     if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
         raise UserError(f"model {path}: holds weights only, so no run can go on from it; --initial-model {path} starts a new one with them.")

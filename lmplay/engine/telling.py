@@ -16,6 +16,7 @@ from ..plan.settings import StageSettings
 from ..report.hints import hints
 from ..report.records import EarlyEnd, RunEnd, RunFiles, RunStart, StageEnd, StageOutline, StageStart, Stop
 from ..stats.totals import HELD_OUT
+from ..words import counted
 from .run import Run
 from .stage import StageRunner
 
@@ -136,10 +137,10 @@ def _outlines(run: Run) -> list[StageOutline]:
 def _length(stage: Stage) -> str:
     """Say how long a stage is."""
     if stage.samples is not None:
-        return f"{stage.samples:,} samples"
+        return counted(stage.samples, "sample")
     if stage.steps is not None:
-        return f"{stage.steps:,} steps"
-    return f"{stage.tokens:,} tokens" if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
+        return counted(stage.steps, "step")
+    return counted(stage.tokens, "token") if stage.tokens is not None else f"{stage.epochs:g} epoch{'s' * (stage.epochs != 1)}"
 
 
 def _total_samples(run: Run, stage: Stage) -> int | None:

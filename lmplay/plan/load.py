@@ -135,7 +135,8 @@ def _plain(raw: Any, where: str) -> Any:
     try:
         return json.loads(json.dumps(raw, default=str))
     except (TypeError, ValueError):
-        raise UserError(f"{where}: holds what JSON cannot, a list as a key or an object inside itself; write it out.") from None
+        raise UserError(f"{where}: holds what JSON cannot: an object inside itself, or a key that YAML reads as a date or a list. "
+                        "Write it out, or put the key in quotes.") from None
 
 
 def _build(raw: Any, where: str, folder: Path, going_on: Faults | None) -> Plan:

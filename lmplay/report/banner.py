@@ -21,10 +21,10 @@ def banner_lines(start: RunStart, versions: Mapping[str, str]) -> list[str]:
              f"memory      {bytes_in_words(start.memory_needed)} for weights, gradients and the optimizer's state, and what a mini-batch takes{there}",
              f"checkpoint  {start.files.model}"]
     for number, stage in enumerate(start.stages, 1):
-        length = f" ({stage.samples:,} samples)" if stage.samples is not None and "samples" not in stage.length else ""
+        length = f" ({counted(stage.samples, 'sample')})" if stage.samples is not None and "samples" not in stage.length else ""
         lines.append(f"stage {number}/{len(start.stages)}   {stage.name} ({stage.state}): {stage.length}{length} of {' + '.join(stage.dataset)}")
     if start.resumed:
-        lines.append(f"resumed     at {start.samples:,} samples")
+        lines.append(f"resumed     at {counted(start.samples, 'sample')}")
     if versions:
         lines += [f"{name:<11} {value}" for name, value in versions.items()]
         lines.append("flags       " + (", ".join(f"{name} {value}" for name, value in start.flags.items()) or "none"))

@@ -65,7 +65,7 @@ def result_lines(end: RunEnd) -> list[str]:
     """Say what a run has reached, and its memory and compilations."""
     lines = []
     if end.best is not None:
-        lines.append(f"best validation loss {loss_in_words(end.best)} at {end.best['samples']:,} samples")
+        lines.append(f"best validation loss {loss_in_words(end.best)} at {counted(end.best['samples'], 'sample')}")
     lines += sets_table(end.sets)
     if end.peak_memory is not None:
         lines.append(f"peak memory {bytes_in_words(end.peak_memory)}")

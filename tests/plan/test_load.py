@@ -107,6 +107,7 @@ def test_yaml_is_read_too():
     assert "YAML" not in faults("one: {dataset: wikitext, stopping: '3'}", "plan.yml")[0]
     for odd in ("one: &a {dataset: *a}", "? [1]\n: 2", "one: {? [1] : 2}", "", "x"):
         assert len(faults(odd, "plan.yaml")) == 1
+    assert "a key that YAML reads as a date" in faults("2026-01-01: {dataset: wikitext}", "plan.yaml")[0]
 
 
 @pytest.mark.parametrize(("dataset", "name", "path"), [
