@@ -139,21 +139,6 @@ def test_a_rename_that_fails_leaves_no_temporary_file(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("name", [f"{NAME}.lmp", f"{NAME}.prev-1.lmp", f"{NAME}.one.lmp"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_link_is_not_taken_for_a_state(two_stages, capsys, name, is_there):
-    Path("out_gpt").mkdir()
-    if is_there:
-        Path("other.lmp").write_text("of another run")
-    Path(f"out_gpt/{name}").symlink_to(Path("../other.lmp"))
-    text = train(capsys, "--training-plan", "plan.json", "--max-steps", 1, code=2 if is_there or name == f"{NAME}.lmp" else 75)
-    if is_there or name == f"{NAME}.lmp":
-        assert f"out_gpt/{name}: it is a link to ../other.lmp, which may belong to another run" in text
-        assert text.count("\n") == 1
-        assert os.listdir("out_gpt") == [name]
-    assert Path("other.lmp").exists() == is_there
-
-
 def test_a_log_that_becomes_a_pipe_is_given_up(two_stages, capsys, monkeypatch):
     """Whoever reads it may never come."""
     original = Console.open_log
