@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lmplay.exp import build_model, get_experiment
 from lmplay.exp.llamaish import from_transformers, settings_of
 from lmplay.writing.generation import generate
+from lmplay.writing.packed import pack
 from lmplay.writing.sampling import Sampling
 
 
@@ -39,6 +40,7 @@ def main() -> None:
     ours.load_state_dict(from_transformers(theirs.state_dict(), ours))
     print(f"{sum(parameter.numel() for parameter in theirs.parameters()) / 1e6:.0f} M parameters, {torch.get_num_threads()} threads")
     for batch in arguments.batches:
+        packed = pack(ours, batch, 1 << 40)
         prompts = torch.randint(1, arguments.vocabulary, (batch, arguments.prompt))
         written: dict[str, list[list[int]]] = {}
         times: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -46,7 +48,7 @@ def main() -> None:
             for way in times:
                 start = time.perf_counter()
                 if way == "ours":
-                    steps = [*generate(ours, prompts.tolist(), [-1], arguments.context, Sampling(temperature=0), list(range(batch)), arguments.tokens)]
+                    steps = [*generate(packed, prompts.tolist(), [-1], arguments.context, Sampling(temperature=0), list(range(batch)), arguments.tokens)]
                     written[way] = [[step[row] or 0 for step in steps] for row in range(batch)]
                 else:
                     found = theirs.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=arguments.tokens, do_sample=False)

@@ -193,6 +193,7 @@ def _write_all(writer: Writer, prompts: list[str], options: argparse.Namespace) 
     if len(jobs) == 1 and not options.json:
         _stream(writer, prompts[0], options.title, 0)
         return
+    writer = writer.faster(min(len(jobs), options.batch_size))
     for start in range(0, len(jobs), options.batch_size):
         batch = jobs[start:start + options.batch_size]
         texts = [""] * len(batch)

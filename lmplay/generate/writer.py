@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..data.permutation import hash64
+from ..device.memory import memory_left
 from ..writing.generation import generate
+from ..writing.packed import pack
 from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 
@@ -26,6 +28,11 @@ class Writer:
     seed: int
     stops: tuple[str, ...] = ()
     """Texts that end a text before them."""
+
+    def faster(self, texts: int) -> Writer:
+        """Make it faster at writing N texts side by side, where there is memory for that; what it writes is the same but for rounding."""
+        free = memory_left(next(self.model.parameters()).device)
+        return replace(self, model=pack(self.model, texts, (free or 0) // 2))
 
     def write(self, prompts: Sequence[Sequence[int]], first: int) -> Iterator[list[str | None]]:
         """Continue prompts side by side.

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class RMSNorm(nn.RMSNorm):
-    """Torch's RMSNorm with a faster backward pass on a CPU, where torch has no kernel for it.
+    """Torch's RMSNorm with a faster backward pass on a CPU, where torch has no kernel for it.  In inference mode it is torch's own, which begins sooner.
 
     The result has the type of the input, also under autocast; numbers are float32 (float64 for float64 input) in between.
     """
@@ -19,7 +19,7 @@ class RMSNorm(nn.RMSNorm):
         """Divide by the root mean square over the last dimension, and multiply by the weight, where there is one."""
         weight: Tensor | None = self.weight
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if x.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             normalized: Tensor = _CpuRMSNorm.apply(x, weight, eps)
             return normalized
         return functional.rms_norm(x, self.normalized_shape, None if weight is None else weight.to(x.dtype), eps)

@@ -14,7 +14,7 @@ from ..modules.cache import KeyValueCache
 from .sampling import Sampling, choose
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_ids: int | Collection[int], context_len: int, sampling: Sampling, seeds: Sequence[int],
              most_tokens: int, use_cache: bool = True) -> Iterator[list[int | None]]:
     """Continue prompts, all at once; puts the model into evaluation mode.
