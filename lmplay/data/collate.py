@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -18,7 +18,8 @@ class MiniBatch:
 
     `tokens_BT` (int64) are the inputs, padded on the right; or, where `seq_lens` are given, one row (B = 1) of pieces of these lengths, packed one behind
     the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N` (int64) those next tokens.
-    `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding.
+    `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding. `weights_N` (float64, on
+    the CPU) are what their losses count, where the objective has given weights to the pieces.
     """
 
     tokens_BT: torch.Tensor
@@ -27,6 +28,7 @@ class MiniBatch:
     rows: list[tuple[int, slice]]
     n_padding: int
     seq_lens: tuple[int, ...] | None = None
+    weights_N: torch.Tensor | None = None
 
     @property
     def n_slots(self) -> int:
@@ -39,7 +41,7 @@ class MiniBatch:
             return self
         tensors = (tensor.pin_memory() if device.type == "cuda" else tensor for tensor in (self.tokens_BT, self.positions_N, self.targets_N))
         tokens_BT, positions_N, targets_N = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return MiniBatch(tokens_BT, positions_N, targets_N, self.rows, self.n_padding, self.seq_lens)
+        return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N)
 
 
 def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False) \
@@ -88,4 +90,13 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None)
         rows.append((number, slice(begin, begin + len(targets[-1]))))
         begin += len(targets[-1])
     return MiniBatch(torch.from_numpy(tokens).view(1 if width is None else len(numbers), -1), torch.from_numpy(np.concatenate(positions)),
-                     torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - sum(lengths), tuple(lengths) if width is None else None)
+                     torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - sum(lengths), tuple(lengths) if width is None else None,
+                     _weights([pieces[number] for number in numbers]))
+
+
+def _weights(pieces: Sequence[Piece]) -> torch.Tensor | None:
+    """Give what the losses of the pieces' truth tokens count, as [N]; None where no piece says it."""
+    if all(piece.weight is None for piece in pieces):
+        return None
+    weights = [1.0 if piece.weight is None else piece.weight for piece in pieces]
+    return torch.from_numpy(np.repeat(weights, [piece.n_truth for piece in pieces]))

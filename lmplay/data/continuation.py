@@ -36,9 +36,9 @@ class Piece:
 
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
-    sample's pieces from 0, `last` marks the final one. `bytes_lost` are those of its truth that the tokenizer cannot write, `prompt_lost` the tokens of the
-    sample's prompt that had to be left out of the first piece. `starts` and
-    `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
+    sample's pieces from 0, `last` marks the final one. `weight` is what the loss of each of its tokens counts, where the objective
+    gives one. `bytes_lost` are those of its truth that the tokenizer cannot write, `prompt_lost` the tokens of the sample's prompt that had to be left out of
+    the first piece. `starts` and `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
     """
 
     sample: Sample
@@ -51,6 +51,7 @@ class Piece:
     learned: np.ndarray | None = None
     bytes_lost: int = 0
     prompt_lost: int = 0
+    weight: float | None = None
     starts: np.ndarray = field(kw_only=True)
     cuttable: np.ndarray = field(kw_only=True)
 

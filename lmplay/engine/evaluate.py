@@ -146,8 +146,10 @@ def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
              "nats_tokens": float(sum(piece.n_truth for unit in units for piece in unit)) if None not in nats else 0.0}
     of_sample = sum((part.of_sample for part in parts[1:]), start=parts[0].of_sample)
     example = next((part.example for part in parts if part.example is not None), ("", "", ""))
-    if of_sample[1].sum() == sums["n_tokens"]:  # else the loss is not one of tokens, and has no spread over the samples in these terms
+    if of_sample[1].sum() == sums["n_tokens"]:
         sums |= _spread(of_sample[0], of_sample[1])
+    else:  # the loss is not one of tokens: it has no spread over the samples in these terms, and neither bits per byte nor a perplexity
+        sums["n_bytes"] = 0.0
     samples = [SampleLoss(crc32(identify(unit).encode("utf-8", "surrogatepass")), *said) for unit, said in zip(units, of_sample.T.tolist(), strict=True)]
     return Evaluation(sums, by_source, samples, example)
 

@@ -147,7 +147,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
         if settings is None or data is None:
             continue
         with faults.collected():
-            found = OpenStage(stage, state, settings, data, load_objective(settings.objective))
+            found = OpenStage(stage, state, settings, data, load_objective(settings.objective, settings.objective_settings))
             if not stage.dataset:
                 continue
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:

@@ -37,7 +37,7 @@ class _Pending:
     """Loss sum, gradient norm, sums of the objective's own figures, loss sum of each source; on the CPU once `arrived`."""
     own: list[str]
     """The names of the objective's own figures."""
-    count: int
+    count: float
     """What the loss sum goes over."""
     predictions: dict[int, torch.Tensor]
     arrived: torch.cuda.Event | None

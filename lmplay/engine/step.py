@@ -22,7 +22,7 @@ from .update import update
 class StepSums:
     """What a step adds up over its mini-batches; tensors are on the device."""
 
-    count: int
+    count: float
     """What the loss sum goes over, see :meth:`Objective.count`."""
     loss_sum: torch.Tensor
     """Of the losses in nats, a scalar; where it or the gradient's norm is not finite, nothing has been updated."""

@@ -61,8 +61,11 @@ class Objective(ABC):
         """
         return cutter.cut(sample)
 
-    def count(self, mini_batch: MiniBatch) -> int:
-        """Give the number of terms in the loss sum of a mini-batch, before that is computed: by default N, its truth tokens."""
+    def count(self, mini_batch: MiniBatch) -> float:
+        """Give the number of terms in the loss sum of a mini-batch, before that is computed: by default N, its truth tokens.
+
+        It is asked on the CPU, and for several mini-batches the counts are added up.
+        """
         return len(mini_batch.targets_N)
 
     @abstractmethod

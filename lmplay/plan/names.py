@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -64,11 +65,17 @@ class Schedule(NamedTuple):
     by_ratio: bool = False
 
 
+@dataclass(frozen=True)
 class Objective(Plugin):
-    """What is minimised on a batch; another package offers one by an entry point of the group ``lmplay.objectives``."""
+    """What is minimised on a batch; another package offers one by an entry point of the group ``lmplay.objectives``.
+
+    `takes` are the settings that have a plan key, with their values unless a plan changes them: arguments of its class. The settings of another package's
+    objective are not known, and stand under `settings`.
+    """
 
     kind: ClassVar[str] = "objective"
     chosen_by: ClassVar[str] = "objective"
+    takes: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Weight decay is added to the gradient in adam, adagrad, sgd and rmsprop, and decoupled in the others.
@@ -123,7 +130,9 @@ SCHEDULE_SETTINGS = tuple(dict.fromkeys(setting for row in SCHEDULES.values() fo
 
 DEFAULT_OBJECTIVE = "next_token"
 OBJECTIVES = {row.name: row for row in (
-    Objective(DEFAULT_OBJECTIVE, "the cross entropy of the next token, over the truth", "lmplay.objectives.next_token:NextToken"),)}
+    Objective(DEFAULT_OBJECTIVE, "the cross entropy of the next token, over the truth", "lmplay.objectives.next_token:NextToken"),
+    Objective("sft", "the same, each token or each sample counting alike", "lmplay.objectives.sft:Sft", {"per": "token"}))}
+OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
 
 
 def objectives() -> dict[str, Objective]:

@@ -27,7 +27,19 @@ from pydantic_core import PydanticCustomError
 from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
-from .names import CODE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, PLATEAU, SCHEDULE_SETTINGS, SCHEDULES, VALUE_SCHEDULES, in_words, objectives
+from .names import (
+    CODE,
+    OBJECTIVE_SETTINGS,
+    OBJECTIVES,
+    OPTIMIZER_SETTINGS,
+    OPTIMIZERS,
+    PLATEAU,
+    SCHEDULE_SETTINGS,
+    SCHEDULES,
+    VALUE_SCHEDULES,
+    in_words,
+    objectives,
+)
 from .options import CHANGING, FLAGS, MOST, Number
 from .schedules import REST, UNITS, Chain, ScheduleFault, chain_of
 
@@ -307,6 +319,24 @@ class OptimizerRule(Part):
         return ", ".join(self.patterns)
 
 
+class Objective(Part):
+    """What is minimised, and its settings where they differ from its defaults."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "name"}
+
+    name: ObjectiveName = Field(title="Name", description=f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
+    per: Literal["token", "sample"] | None = option("What counts alike in the loss of sft", "token or sample")
+    settings: dict[str, Any] | None = option("Settings of an installed package's objective", "an object")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        name = given.get("name")
+        if isinstance(name, str) and name in objectives():
+            takes = [*OBJECTIVES[name].takes] if name in OBJECTIVES else ["settings"]
+            yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
+                        for key in (*OBJECTIVE_SETTINGS, "settings") if key in given and key not in takes)
+
+
 class Shuffle(Part):
     """How rows are shuffled."""
 
@@ -395,7 +425,8 @@ class Overrides(Part):
     freeze: list[Annotated[str, Field(pattern="^!?[^!]")]] | None = option(
         "Parameters that are not trained", 'a list of patterns over parameter names, such as ["blocks.*", "!blocks.5.*"]')
     early_stopping: EarlyStopping | None = option("End the stage when the validation loss does not improve", '{"patience": ..., "min_delta": ...}')
-    objective: ObjectiveName | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
+    objective: Objective | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers, "
+                                         'or {"name": ...} with settings')
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -628,7 +659,7 @@ def plan_schema() -> dict[str, Any]:
     for part in parts.values():
         part["properties"] = {key: _with_short_numbers(field) for key, field in part["properties"].items()}
     parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
-    for part in (SourceSpec, LrSchedule, Optimizer, Validation):
+    for part in (SourceSpec, LrSchedule, Optimizer, Objective, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
     parts["EvaluatedSet"] = {"anyOf": [{"type": "string", "minLength": 1}, parts["EvaluatedSet"]]}

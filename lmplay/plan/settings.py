@@ -15,7 +15,7 @@ from ..files import NotAFile, check_is_file
 from ..paths import in_folder
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
-from .names import CODE, DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
+from .names import CODE, DEFAULT_OBJECTIVE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
 from .options import CHANGING, FLAGS, Options
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class StageSettings:
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
     optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
-    of the average of the weights (0 = none).
+    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class.
     """
 
     batch_size: int
@@ -234,6 +234,7 @@ class StageSettings:
     weight_decay_schedule: Chain | None = None
     batch_size_schedule: Chain | None = None
     context_len_schedule: Chain | None = None
+    objective_settings: dict[str, Any] = field(default_factory=dict)
 
     def in_words(self, name: str) -> int | str:
         """Say what `batch_size` or `context_len` is, or how it changes."""
@@ -276,9 +277,17 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         largest.get("batch_size") or choose("batch_size"), context_len, choose("lr"), stage.lr_chain,
         decay.at(0.0) if decay else choose("weight_decay"), choose("grad_clip"),
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
-        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective or DEFAULT_OBJECTIVE, _warmup(settings, stage),
-        *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
-        chains["batch_size"], chains["context_len"])
+        stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective.name if stage.objective else DEFAULT_OBJECTIVE,
+        _warmup(settings, stage), *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
+        chains["batch_size"], chains["context_len"], _objective_settings(stage))
+
+
+def _objective_settings(stage: Stage) -> dict[str, Any]:
+    """List the settings of a stage's objective: those of the plan, and the defaults of the others; of another package's the plan's only."""
+    own = stage.objective
+    if own is None or own.name not in OBJECTIVES:
+        return dict(own.settings or {}) if own is not None else {}
+    return {key: default if getattr(own, key) is None else getattr(own, key) for key, default in OBJECTIVES[own.name].takes.items()}
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

@@ -225,7 +225,7 @@ class _Stopwatch:
         pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
         grouping = Grouping(count, self._runtime.length_multiple, stage.context_len, self._runtime.packs(module))
         mini_batches = grouping.mini_batches(pieces, count * stage.context_len)
-        timer.time(load_objective(stage.objective), TrainBatch(Batch(pieces, {}), mini_batches, 0, [], range(0)))
+        timer.time(load_objective(stage.objective, stage.objective_settings), TrainBatch(Batch(pieces, {}), mini_batches, 0, [], range(0)))
         of_step = stage.batch_size * stage.context_len
         return of_step / (of_step * timer.seconds_per_slot + timer.seconds_per_update)
 

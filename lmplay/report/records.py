@@ -128,7 +128,7 @@ class StepDone:
     share: float | None
     lr: float
     loss_sum: float
-    n_truth: int
+    n_truth: float
     sources: Mapping[str, SourceLoss]
     own: Mapping[str, float | None]
 

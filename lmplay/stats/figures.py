@@ -134,6 +134,19 @@ class StandardError(Figure):
         return [_standard_error(*values) for values in zip(*(rows[name] for name in self.raw), strict=True)]
 
 
+@dataclass(frozen=True)
+class Perplexity(Figure):
+    """The exponential of a loss per token; None where the loss is not one of tokens, so that their bytes have not been counted."""
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        return "loss_sum", "n_tokens", "n_bytes"
+
+    def column(self, rows: Mapping[str, Sequence[Any]]) -> Values:
+        losses = super().column(rows)
+        return [loss if n_bytes else None for loss, n_bytes in zip(losses, rows["n_bytes"], strict=True)]
+
+
 # Sums over the samples of a validation: their number, the squares of their losses, of loss by tokens, and of their tokens.
 SPREAD = ("judged", "loss_squares", "loss_by_tokens", "token_squares")
 
@@ -158,7 +171,7 @@ FIGURES = (
     _Column("seconds", "training time", "newest", unit="seconds", clock=True),
     _Column("steps", "optimizer steps", "sum", train=False, validate=False),  # in the checkpoint only
     Figure("loss", "loss", "mean", "loss_sum", "n_tokens", "nats per token", False, log=True),
-    _Column("perplexity", "perplexity", "mean", "loss_sum", "n_tokens", higher_is_better=False, exp=True, train=False),
+    Perplexity("perplexity", "perplexity", "mean", "loss_sum", "n_tokens", higher_is_better=False, exp=True, train=False, panel=False, chart=False),
     Figure("bits_per_byte", "bits per byte", "mean", "loss_sum", "n_bytes", "", False, 1 / math.log(2), train=False, log=True),
     _Column("nats", "information of the texts", "sum", "nats_sum", train=False, validate=False),  # in the checkpoint only, as is the next
     _Column("nats_tokens", "tokens of known information", "sum", train=False, validate=False),

@@ -1,0 +1,39 @@
+"""The loss of each token, for objectives that weigh or compare them: differentiable, without the logits of all positions.  Math floor.
+
+Shapes: N positions, C positions of one chunk, D width, V vocabulary.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ..data.collate import MiniBatch
+
+CHUNK = 1024
+"""Positions whose logits are held at once, see :data:`.next_token.CHUNK`."""
+
+
+def token_losses(model: nn.Module, mini_batch: MiniBatch, head: nn.Module, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    """Compute the cross-entropy of each truth token; the head's logits are computed again in the backward pass.
+
+    :param model: token ids (B, T) -> hidden states (B, T, D).
+    :param head: hidden states (…, D) -> logits (…, V).
+    :param chunk: positions whose logits are held at once.
+    :return: the losses (N,) in nats, differentiable, at least float32; and the most probable token ids (N,).
+    """
+    lengths = mini_batch.seq_lens
+    hidden_BTD = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
+    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
+    # with no position there is one empty chunk, so that the loss still hangs on the graph
+    chunks = zip(hidden_ND.split(chunk), mini_batch.targets_N.split(chunk), strict=True)
+    losses, predictions = zip(*(checkpoint(_judge, head, hidden, target, use_reentrant=False) for hidden, target in chunks), strict=True)
+    return torch.cat(losses), torch.cat(predictions)
+
+
+def _judge(head: nn.Module, hidden_CD: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the losses and the predictions of one chunk."""
+    logits_CV = head(hidden_CD)
+    exact = torch.promote_types(logits_CV.dtype, torch.float32)
+    return functional.cross_entropy(logits_CV.to(exact), targets_C, reduction="none"), logits_CV.detach().argmax(1)
