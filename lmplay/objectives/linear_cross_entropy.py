@@ -14,6 +14,8 @@ from ..modules.heads import LinearTerms
 
 # Logits of a block in the search for the largest.
 _BLOCK = 128
+# Rows whose softmax a CPU computes at a time, and the numbers of half precision that a cache line of 128 bytes holds (`benchmarks/step.py`).
+_ROWS, _MULTIPLE = 32, 64
 
 
 def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,42 +74,72 @@ class _Parts(NamedTuple):
 
 def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> _Parts:
     """Go over the chunks with two buffers: on a CPU, memory asked for anew for each chunk costs as much as the softmax."""
-    weight_VD, soft_cap, z_loss = terms
-    total, exact = len(hidden_ND), torch.promote_types(hidden_ND.dtype, torch.float32)
-    logits_CV = hidden_ND.new_empty(min(chunk, total), len(weight_VD))
-    softmax_CV = torch.empty_like(logits_CV, dtype=exact)
+    weight_VD, soft_cap = terms.weight_VD, terms.soft_cap
+    (total, _), size, exact = hidden_ND.shape, len(weight_VD), torch.promote_types(hidden_ND.dtype, torch.float32)
+    padded_CP = _padded(hidden_ND, min(chunk, total), size)
+    # in half precision a CPU goes over few rows at a time: their float32 softmax stays in its cache
+    rows = _ROWS if hidden_ND.device.type == "cpu" and exact != hidden_ND.dtype else len(padded_CP)
+    softmax_RV = hidden_ND.new_empty(min(rows, len(padded_CP)), size, dtype=exact)
     losses_N = hidden_ND.new_empty(total, dtype=exact)
     predictions_N = torch.empty_like(targets_N)
     hidden_gradient = torch.empty_like(hidden_ND, dtype=exact) if with_hidden else None
     weight_gradient = torch.zeros_like(weight_VD, dtype=exact) if with_weight else None
     for start in range(0, total, chunk):
         part = slice(start, min(start + chunk, total))
-        hidden, target, logits, softmax = hidden_ND[part], targets_N[part, None], logits_CV[: part.stop - start], softmax_CV[: part.stop - start]
+        hidden, padded = hidden_ND[part], padded_CP[: part.stop - start]
+        logits = padded[:, :size]
         torch.mm(hidden / soft_cap if soft_cap else hidden, weight_VD.t(), out=logits)
-        if soft_cap:
-            logits.tanh_().mul_(soft_cap)
-        torch.softmax(logits, 1, dtype=exact, out=softmax)
-        predictions = find_largest(logits if logits.dtype == exact else softmax)  # in float32 a CPU finds it in half the time
-        highest = logits.gather(1, predictions)
-        # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
-        of_target, log_highest = logits.gather(1, target).to(exact), softmax.gather(1, predictions).log()
-        losses_N[part] = (highest.to(exact) - of_target - log_highest).squeeze(1)
-        predictions_N[part] = predictions.squeeze(1)
-        if not with_hidden and not with_weight:
-            continue
-        if z_loss:
-            softmax.mul_(1 + 2 * z_loss * (highest.to(exact) - log_highest))
-        softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1))  # now the gradient of the loss by the logits
-        if soft_cap:  # and now by the product: the derivative of tanh is 1 - tanh²
-            softmax.addcmul_(softmax, logits.square_(), value=-soft_cap**-2)
-        gradient = softmax if exact == logits.dtype else logits.copy_(softmax)
+        for first in range(0, len(hidden), rows):
+            here = slice(start + first, min(start + first + rows, part.stop))
+            of_rows = logits[first:first + rows]
+            softmax = softmax_RV[:len(of_rows)]
+            losses_N[here], predictions_N[here] = _judge_rows(of_rows, targets_N[here, None], terms, softmax, with_hidden or with_weight)
+            if exact != logits.dtype and (with_hidden or with_weight):
+                of_rows.copy_(softmax)
+        if exact == logits.dtype:
+            logits = padded = softmax_RV[: len(hidden)]
         if hidden_gradient is not None:
-            hidden_gradient[part] = gradient @ weight_VD
-        if weight_gradient is not None and exact == gradient.dtype:
-            weight_gradient.addmm_(gradient.t(), hidden)
+            hidden_gradient[part] = logits @ weight_VD
+        if weight_gradient is not None and exact == logits.dtype:
+            weight_gradient.addmm_(logits.t(), hidden)
         elif weight_gradient is not None:
-            weight_gradient += gradient.t() @ hidden
+            weight_gradient += (padded.t() @ hidden)[:size]
     return _Parts(losses_N.sum(), losses_N, predictions_N, hidden_gradient, weight_gradient)
+
+
+def _padded(hidden_ND: Tensor, rows: int, size: int) -> Tensor:
+    """Make a buffer for logits; of half precision its rows begin at whole cache lines, as fast products need: of 50,257 columns they otherwise begin anywhere.
+
+    :return: (rows, `size` or the next multiple of 64), the columns from `size` on are 0.
+    """
+    buffer = hidden_ND.new_empty(rows, -(-size // _MULTIPLE) * _MULTIPLE if hidden_ND.element_size() == 2 else size)
+    buffer[:, size:] = 0
+    return buffer
+
+
+def _judge_rows(logits_RV: Tensor, target_R1: Tensor, terms: LinearTerms, softmax_RV: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+    """Judge some rows of logits.
+
+    :param logits_RV: what the head's product has given; with a soft cap changed in place.
+    :param softmax_RV: a buffer, at least float32; with `with_gradient` it holds the gradient of the losses by the product then.
+    :return: the losses and the most probable token ids (R,).
+    """
+    exact = softmax_RV.dtype
+    if terms.soft_cap:
+        logits_RV.tanh_().mul_(terms.soft_cap)
+    torch.softmax(logits_RV, 1, dtype=exact, out=softmax_RV)
+    predictions = find_largest(logits_RV if logits_RV.dtype == exact else softmax_RV)  # in float32 a CPU finds it in half the time
+    highest = logits_RV.gather(1, predictions)
+    # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
+    of_target, log_highest = logits_RV.gather(1, target_R1).to(exact), softmax_RV.gather(1, predictions).log()
+    losses_R = (highest.to(exact) - of_target - log_highest).squeeze(1)
+    if with_gradient:
+        if terms.z_loss:
+            softmax_RV.mul_(1 + 2 * terms.z_loss * (highest.to(exact) - log_highest))
+        softmax_RV.scatter_add_(1, target_R1, softmax_RV.new_full(target_R1.shape, -1))  # now the gradient of the loss by the logits
+        if terms.soft_cap:  # and now by the product: the derivative of tanh is 1 - tanh²
+            softmax_RV.addcmul_(softmax_RV, logits_RV.square_(), value=-terms.soft_cap**-2)
+    return losses_R, predictions.squeeze(1)
 
 
 def find_largest(logits_CV: Tensor) -> Tensor:

@@ -182,7 +182,7 @@ def check(untouched, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "limit"), [("--max-steps", 4), ("--max-samples-this-run", 31)])
+@pytest.mark.parametrize(("flag", "limit"), [("--max-steps", 7), ("--max-samples-this-run", 43)])
 def test_in_slices(untouched, here, tmp_path, capsys, flag, limit):
     codes = go_on_until_done(here, flag, str(limit))
     assert set(codes) == {75}

@@ -95,17 +95,23 @@ def test_a_picture_that_is_not_done_leaves_nothing_behind(tmp_path, number, code
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained")
+    arguments = [*TINY, "--dataset", "builtin:tales", "--max-steps", "1", "--out-dir", str(out)]
+    assert subprocess.run([sys.executable, "-m", "lmplay.train", *arguments], capture_output=True, env=ENVIRONMENT, check=False).returncode == 75
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), CODES)
-def test_a_text_that_is_not_done_ends_in_a_line(tmp_path, number, code):
-    arguments = [*TINY, "--dataset", "builtin:tales", "--max-steps", "1", "--out-dir", str(tmp_path)]
-    assert subprocess.run([sys.executable, "-m", "lmplay.train", *arguments], capture_output=True, env=ENVIRONMENT, check=False).returncode == 75
-    before = sorted(tmp_path.iterdir())
-    command = [sys.executable, "-m", "lmplay.generate", "--out-dir", str(tmp_path), "--prompt", "abc", "--max-tokens", "1000000"]
+def test_a_text_that_is_not_done_ends_in_a_line(trained, number, code):
+    before = sorted(trained.iterdir())
+    command = [sys.executable, "-m", "lmplay.generate", "--out-dir", str(trained), "--prompt", "abc", "--max-tokens", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as run:
         assert run.stdout.read(3) == b"abc"
         run.send_signal(number)
         _, complaints = run.communicate(timeout=60)
     assert run.returncode == code, complaints
     assert b"Traceback" not in complaints
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(trained.iterdir()) == before
