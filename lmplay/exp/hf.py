@@ -21,6 +21,7 @@ from transformers.modeling_utils import AttentionInterface
 from ..errors import UserError
 from ..hub import first_line, outage_of
 from ..modules.cache import KeyValueCache
+from ..modules.causal import causal_attention
 from ..modules.heads import LinearTerms
 
 _OURS = "lmplay"
@@ -35,12 +36,14 @@ def _attend(module: nn.Module, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK:
             scaling: float | None = None, lmplay_cache: KeyValueCache | None = None, lmplay_lengths: tuple[int, ...] | None = None, **_: Any) \
         -> tuple[Tensor, None]:
     """Attend in the place of transformers' own functions; gives (B, T, H, K), and no weights."""
-    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, is_causal: bool = True) -> Tensor:
-        return functional.scaled_dot_product_attention(query, key, value, mask, 0.0 if lmplay_cache is not None else dropout, is_causal=is_causal,
-                                                       scale=scaling, enable_gqa=key.shape[1] < query.shape[1]).transpose(1, 2)
+    def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return causal_attention(query, key, value, dropout, scaling).transpose(1, 2)
 
     if lmplay_cache is not None:
-        return mix(query_BHTK, *lmplay_cache.extend(key_BGTK, value_BGTK), lmplay_cache.mask_B1TL, lmplay_cache.is_causal), None
+        key, value = lmplay_cache.extend(key_BGTK, value_BGTK)
+        mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key, value, lmplay_cache.mask_B1TL, is_causal=lmplay_cache.is_causal,
+                                                             scale=scaling, enable_gqa=key.shape[1] < query_BHTK.shape[1])
+        return mixed_BHTK.transpose(1, 2), None
     if lmplay_lengths is None:
         return mix(query_BHTK, key_BGTK, value_BGTK), None
     runs = [(length, len(list(run))) for length, run in groupby(lmplay_lengths)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .cache import KeyValueCache
+from .causal import causal_attention
 from .checks import check_heads, check_kv_heads
 from .positions import rotate
 
@@ -87,9 +88,10 @@ class CausalSelfAttention(nn.Module):
     def _mix(self, query_BTHK: Tensor, key_BTGK: Tensor, value_BTGK: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """Attend within each row; gives (B, T, H K)."""
         query_BHTK, key_BGTK, value_BGTK = (part.transpose(1, 2) for part in (query_BTHK, key_BTGK, value_BTGK))
-        dropout, mask, is_causal = self.dropout if self.training else 0.0, None, True
-        if cache is not None:
-            (key_BGTK, value_BGTK), mask, is_causal, dropout = cache.extend(key_BGTK, value_BGTK), cache.mask_B1TL, cache.is_causal, 0.0
-        mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BGTK, value_BGTK, mask, dropout, is_causal=is_causal,
-                                                             enable_gqa=self.num_kv_heads < self.num_heads)
+        if cache is None:
+            mixed_BHTK = causal_attention(query_BHTK, key_BGTK, value_BGTK, self.dropout if self.training else 0.0)
+        else:
+            key_BGTK, value_BGTK = cache.extend(key_BGTK, value_BGTK)
+            mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BGTK, value_BGTK, cache.mask_B1TL, is_causal=cache.is_causal,
+                                                                 enable_gqa=self.num_kv_heads < self.num_heads)
         return mixed_BHTK.transpose(1, 2).flatten(2)
