@@ -60,12 +60,12 @@ def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]
 def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lay out the `describe_runs`: a line for each run, with `-` for unknown values, and below a line for each setting that differs."""
     rows = [[heading for heading, _, _ in COLUMNS], *([_cell(run[key], form) for _, key, form in COLUMNS] for run in runs)]
-    text = _align(rows, "<<" + ">" * (len(COLUMNS) - 2))
+    text = align(rows, "<<" + ">" * (len(COLUMNS) - 2))
     keys = list(runs[0]["settings"])
     if keys:
         settings = [["settings that differ", *(cut(run["model"], _MOST_CELL) for run in runs)],
                     *([key, *(cut(show(run["settings"][key]), _MOST_CELL) for run in runs)] for key in keys)]
-        text += "\n\n" + _align(settings, "<" * (len(runs) + 1))
+        text += "\n\n" + align(settings, "<" * (len(runs) + 1))
     return text
 
 
@@ -80,7 +80,7 @@ def describe_sets(curves: Sequence[Curve]) -> list[list[str]]:
 def write_sets(curves: Sequence[Curve]) -> str:
     """Write :func:`describe_sets` as text."""
     rows = describe_sets(curves)
-    return _align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
+    return align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _cell(value: Any, form: Callable[[Any], str]) -> str:
     return "-" if value is None else form(value)
 
 
-def _align(rows: Sequence[Sequence[str]], sides: str) -> str:
+def align(rows: Sequence[Sequence[str]], sides: str) -> str:
     """Align columns to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip() for row in rows)
