@@ -16,9 +16,10 @@ from ..errors import LmplayError, UserError, long_names_refused, printable
 from ..files import write_text
 from ..plan.settings import Settings
 from ..signals import Stop, raise_stop
+from ..stats.evaluations import add_evaluation, read_evaluations
 
 if TYPE_CHECKING:
-    from .models import Judged
+    from .models import Judged, Place
     from .results import Result
     from .sets import DataSet
 
@@ -46,7 +47,7 @@ def run(argv: list[str] | None) -> int:
         return error.exit_code
     except KeyboardInterrupt as stop:
         with suppress(OSError):
-            print("\nlmp_eval: stopped.", file=sys.stderr)
+            print("\nlmp_eval: stopped; what was finished is in the file of evaluations.", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stop) else 130
     except BrokenPipeError:  # the reader has had enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +76,8 @@ def _parser() -> Parser:
     parser.add_argument("--out-dir", metavar="FOLDER", help="where models and data sets are; by default $LMP_DATASETS, else out_gpt")
     parser.add_argument("--json", metavar="FILE",
                         help="write all figures, intervals and comparisons into a JSON file as well; - = print it instead of the table")
-    parser.further = {"raw", "form", "batch_size"}
+    parser.add_argument("--no-record", action="store_true", help="do not write the figures into NAME_eval.json beside the model")
+    parser.further = {"no_record", "raw", "form", "batch_size"}
     return parser
 
 
@@ -109,11 +111,16 @@ def _evaluate(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     models = [open_model(label, place, options.raw, device, options.form) for label, place in places.items()]
     _check_context(options, models)
+    records = [model.place for model in models if model.place is not None and not options.no_record]
+    for place in records:
+        read_evaluations(place.folder, place.run_name)  # a damaged one is refused before anything is judged
     results: list[Result] = []
     for model in models:
         model.module.to(device)
         for data, judge in judges:
             results.append(judge(model))
+            if model.place in records:
+                _record(model.place, results[-1])
             for note in data.notes if model is models[0] else []:
                 print(printable(note), file=sys.stderr)
         model.module.cpu()
@@ -162,6 +169,12 @@ def _check_context(options: argparse.Namespace, models: Sequence[Judged]) -> Non
                for model in models if options.stride and not options.context and options.stride > model.usual_context]
     if faults:
         raise UserError(*faults)
+
+
+def _record(place: Place | None, result: Result) -> None:
+    """Write what was found beside the run that the model is a state of."""
+    if place is not None:
+        add_evaluation(place.folder, place.run_name, place.run, {"state": place.state, "samples": place.samples, **result.to_json()})
 
 
 def _tell(results: Sequence[Result], file: str | None) -> None:

@@ -51,9 +51,10 @@ class Measure:
         """Give the figure with its interval, and the one that is exp of it."""
         drawn = _drawn(self)
         low, high = (None, None) if drawn is None else _interval(drawn)
-        found = [Figure(self.name, self.value, low, high, self.unit)]
+        value = self.value if math.isfinite(self.value) else None
+        found = [Figure(self.name, value, low, high, self.unit)]
         if self.exponential:
-            found.append(Figure(self.exponential, _exp(self.value), _exp(low), _exp(high), ""))
+            found.append(Figure(self.exponential, _exp(value), _exp(low), _exp(high), ""))
         return found
 
 
@@ -94,7 +95,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"kind": self.kind, "set": self.set, "source": self.source, "settings": self.settings, **self.counts,
-                "figures": {one.name: {"value": one.value, "low": one.low, "high": one.high} for one in self.figures}}
+                "figures": {one.name: {"value": one.value, "low": one.low, "high": one.high, "unit": one.unit} for one in self.figures}}
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ def differences(results: Sequence[Result]) -> list[Difference]:
         groups.setdefault((result.kind, result.set), []).append(result)
     for (kind, name), group in groups.items():
         for one, other in itertools.combinations(group, 2):
-            pairs = ((mine, theirs) for mine in one.measures for theirs in other.measures if mine.name == theirs.name)
+            pairs = ((mine, theirs) for mine in one.measures for theirs in other.measures
+                     if mine.name == theirs.name and math.isfinite(mine.value) and math.isfinite(theirs.value))
             pair = next((pair for pair in pairs if pair[0].unit == PER_BYTE or np.array_equal(pair[0].weights, pair[1].weights)), None)
             if pair is not None:
                 found.append(_difference(one.model, other.model, kind, name, *pair))

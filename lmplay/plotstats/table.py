@@ -11,6 +11,7 @@ from ..documents import read_json_or_yaml
 from ..errors import UserError
 from ..plan.options import FLAGS, Change
 from ..plan.used import flat_settings
+from ..stats.evaluations import read_evaluations
 from ..words import compact, cut, duration
 from .runs import Curve
 
@@ -30,6 +31,7 @@ SET_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("at samples", "samples", _WHOLE), ("samples", "n_samples", _WHOLE), ("tokens", "n_tokens", _WHOLE), ("loss", "loss", _LOSS),
     ("± error", "standard_error", _LOSS), ("perplexity", "perplexity", "{:,.2f}".format), ("bits/byte", "bits_per_byte", _LOSS),
     ("accuracy", "accuracy", "{:.1%}".format))
+_LARGE = 10  # such figures (perplexities) are written with two digits
 _MOST_CELL = 32  # letters of a setting
 
 
@@ -83,6 +85,35 @@ def write_sets(curves: Sequence[Curve]) -> str:
     return align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
 
 
+def describe_evaluations(folder: Path, names: Sequence[str]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Read what `lmp_eval` has found of some runs.
+
+    :return: the evaluations by run, those with any; and a line for each file that cannot be used.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    faults: list[str] = []
+    for name in names:
+        try:
+            found[name] = read_evaluations(folder, name)[1]
+        except UserError as error:
+            faults += error.faults
+    return {name: evaluations for name, evaluations in found.items() if evaluations}, faults
+
+
+def lay_out_evaluations(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[list[str]]:
+    """Lay out evaluations, a row each below the headings, with a column for each figure; nothing where there are none."""
+    names = list(dict.fromkeys(name for evaluations in by_run.values() for one in evaluations for name in one["figures"]))
+    rows = [[model, show(one.get("state")), _cell(one.get("samples"), _WHOLE), one["set"], _cell(one.get("documents"), _WHOLE),
+             *(_write_figure(one["figures"].get(name)) for name in names)] for model, evaluations in by_run.items() for one in evaluations]
+    return [["model", "state", "at samples", "set", "documents", *names], *rows] if rows else []
+
+
+def write_evaluations(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Write :func:`lay_out_evaluations` as text."""
+    rows = lay_out_evaluations(by_run)
+    return align(rows, "<<><" + ">" * (len(rows[0]) - 4)) if rows else ""
+
+
 def read_settings(folder: Path, name: str) -> dict[str, Any]:
     """Read the settings beside the statistics of a run; none if they are missing or damaged."""
     try:
@@ -118,6 +149,13 @@ def _figure(curve: Curve | None, pick: Callable[[Curve, str], float], name: str)
 def _best(curve: Curve, name: str) -> float:
     """Give the best validation loss of the newest stage: that of the file, if it has one, for its columns may hold means."""
     return curve.lowest(name) if math.isnan(curve.best) else curve.best
+
+
+def _write_figure(figure: Mapping[str, Any] | None) -> str:
+    """Write a figure of an evaluation."""
+    if figure is None or not isinstance(value := figure.get("value"), (int, float)):
+        return "-"
+    return f"{value:.1%}" if figure.get("unit") == "share" else f"{value:,.2f}" if value > _LARGE else f"{value:.4f}"
 
 
 def _cell(value: Any, form: Callable[[Any], str]) -> str:

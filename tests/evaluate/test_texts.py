@@ -13,6 +13,7 @@ from helpers import sentences, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmplay.checkpoints.format import write
 from lmplay.evaluate.command import run
 from lmplay.export.command import run as export
 from lmplay.tokenizer import train_tokenizer
@@ -179,3 +180,14 @@ def test_bad_input_is_one_clear_line(capsys):
     assert "there is no such file" in refused(capsys, "other", "--set", "rows.jsonl")
     path.write_bytes(path.read_bytes()[:-400])
     assert "damaged" in refused(capsys, "./m.lmp", "--set", "rows.jsonl")
+
+
+def test_a_model_whose_loss_is_not_a_number_has_no_figures(capsys):
+    path = model_file(Path("m.lmp"), "gpt2ish")
+    content = torch.load(path, weights_only=True)
+    content["model"]["state"]["head.weight"].fill_(float("nan"))
+    write(Path("broken.lmp"), content)
+    model_file(Path("m.lmp"), "gpt2ish")
+    found = evaluate(capsys, "./broken.lmp", "./m.lmp", "--set", "rows.jsonl")
+    assert {*figures(found).values()} == {None}
+    assert found["comparisons"] == []
