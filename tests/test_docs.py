@@ -44,6 +44,8 @@ def finished(tmp_path_factory):
     for name in ("my_notes.jsonl", "my_wiki.jsonl"):
         write_rows(folder / name, [{"text": sentences(2)}])
     (folder / "prompts.txt").write_text("The cat\n")
+    write_rows(folder / "my_questions.jsonl", [{"question": "A cat is", "choices": ["an animal", "a plant"], "answer": 0}])
+    write_rows(folder / "my_problems.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
     (folder / "my_plan.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 700, "batch_size": 5}}))
     (folder / "short.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 20}}))
     with pytest.MonkeyPatch.context() as patch:

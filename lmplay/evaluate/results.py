@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class Result:
     first of the `measures` decides which of two models is better. `further` are figures without values for each document.
     """
 
-    kind: Literal["texts", "choices", "preferences", "answers", "task"]
+    kind: str
     set: str
     model: str
     source: str

@@ -130,11 +130,11 @@ def read_set(flag: str, given: str, folder: Path, most: int | None) -> DataSet:
     return DataSet(label, name or short, spec, folder, most)
 
 
-def shown(documents: Iterable[T], model: str, data: DataSet) -> Iterable[T]:
+def shown(documents: Iterable[T], model: str, data: DataSet, unit: str = " documents") -> Iterable[T]:
     """Show on a terminal how many documents of a set a model has been judged by."""
     from tqdm import tqdm
 
-    progress: Iterable[T] = tqdm(documents, desc=f"{model}, {data.name}", unit=" documents", leave=False, disable=None)
+    progress: Iterable[T] = tqdm(documents, desc=f"{model}, {data.name}", unit=unit, leave=False, disable=None)
     return progress
 
 

@@ -44,11 +44,16 @@ def _heading(group: Sequence[Result]) -> str:
             said.append(counted(next(iter(values.values())), word) if len({*values.values()}) == 1 else
                         f"{', '.join(f'{value:,} ({model})' for model, value in values.items())} {word}s")
     for key in first.settings:
-        settings = {result.model: result.settings[key] for result in group if result.settings.get(key) not in (None, "")}
+        settings = {result.model: _written(result.settings[key]) for result in group if result.settings.get(key) not in (None, [])}
         if settings and key != "most":
             each = [f"{value} ({model})" for model, value in settings.items()]
             said.append(f"{key.replace('_', ' ')} {next(iter(settings.values())) if len({*settings.values()}) == 1 else ', '.join(each)}")
     return f"{first.set} ({first.kind}): {', '.join(said)}"
+
+
+def _written(value: Any) -> str:
+    """Write a setting."""
+    return ", ".join(map(repr, value)) if isinstance(value, list) else str(value)
 
 
 def _cells(figure: Figure | None) -> tuple[str, str]:

@@ -50,7 +50,7 @@ def sliding(tokens: NDArray[np.int32], context_len: int, stride: int) -> Iterato
         begin, done = begin + stride, end
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def score(model: nn.Module, spans: Sequence[Span], batch_size: int) -> list[Scores]:
     """Score spans, in float32; puts the model into evaluation mode.
 
