@@ -8,7 +8,8 @@ from . import __version__
 from .errors import nearest
 
 PROGRAMS = {"trainer": ("train", "train a model from a plan"), "plotstats": ("plotstats", "draw and compare what was trained"),
-            "generator": ("generate", "write texts with a model"), "export": ("export", "write a model for other programs")}
+            "generator": ("generate", "write texts with a model"), "export": ("export", "write a model for other programs"),
+            "eval": ("evaluate", "judge models by data sets")}
 
 
 def main() -> int:

@@ -8,6 +8,8 @@ import pytest
 from helpers import ROOT, TINY, sentences, write_rows
 
 from lmplay.command_line import Parser
+from lmplay.evaluate.__main__ import main as evaluate
+from lmplay.evaluate.command import _parser as eval_flags
 from lmplay.export.command import _parser as export_flags
 from lmplay.generate.__main__ import main as generate
 from lmplay.generate.command import _parser as generator_flags
@@ -42,6 +44,8 @@ def finished(tmp_path_factory):
     for name in ("my_notes.jsonl", "my_wiki.jsonl"):
         write_rows(folder / name, [{"text": sentences(2)}])
     (folder / "prompts.txt").write_text("The cat\n")
+    write_rows(folder / "my_questions.jsonl", [{"question": "A cat is", "choices": ["an animal", "a plant"], "answer": 0}])
+    write_rows(folder / "my_problems.jsonl", [{"prompt": "1 + 1 =", "answer": "2"}])
     (folder / "my_plan.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 700, "batch_size": 5}}))
     (folder / "short.json").write_text(json.dumps({"one": {"dataset": "my_texts/", "samples": 20}}))
     with pytest.MonkeyPatch.context() as patch:
@@ -70,6 +74,8 @@ def test_every_command_is_taken(reader, capsys, monkeypatch, command):
         has_file = {"--use-config", "--initial-model", "--inspect"} & {*arguments}
         size = [] if has_file else [*(TINY if "--params" not in arguments else []), "--out-dir", "new"]
         code = train([*arguments, *size, *([] if {*LOOKS} & {*arguments} else ["--describe"])])
+    elif program == "lmp_eval":
+        code = evaluate([*arguments, "--device", "cpu"])
     elif program == "lmp_generator":
         monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))
         code = generate([*arguments, "--max-tokens", "2"])
@@ -113,7 +119,7 @@ def test_every_flag_that_is_named_exists(page):
     def options(parser: Parser) -> set[str]:
         return {option for action in parser._actions for option in action.option_strings}
 
-    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags()) | options(export_flags())
+    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags()) | options(export_flags()) | options(eval_flags())
     spans = [span for span in re.findall(r"`([^`\n]+)`", PAGES[page]) if span.startswith(("--", "lmp_"))]
     spans += [line for _, language, text in BLOCKS if _ == page and language in ("", "bash") for line in text.splitlines() if line.startswith("lmp_")]
     named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}

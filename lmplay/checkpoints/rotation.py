@@ -110,7 +110,7 @@ def set_aside(path: Path, stages: Sequence[str]) -> Path:
 def clean_up(path: Path, out_dir: Path) -> None:
     """Remove the half-written files of killed runs of this model, whose lock must be held; its statistics are in `out_dir`."""
     name = re.escape(path.stem)
-    ours = re.compile(rf"{name}(\.[^/]+)?\.lmp|{name}(_step_.+)?_(train|validate)_stats\.json|{name}_settings\.json")
+    ours = re.compile(rf"{name}(\.[^/]+)?\.lmp|{name}(_step_.+)?_(train|validate)_stats\.json|{name}_(settings|eval)\.json")
     for folder in {path.parent, out_dir}:
         remove_leftovers(folder, lambda file: ours.fullmatch(file) is not None)
 

@@ -53,7 +53,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
 
     is_folder = Path(source).expanduser().is_dir()
     if is_folder:
-        _check_folder(Path(source).expanduser(), label)
+        check_folder(Path(source).expanduser(), label)
     config = read_config(source, label)
     if getattr(config, "auto_map", None):
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
@@ -86,7 +86,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
     return Imported(experiment, args, rows, source if has_tokenizer else None, read)
 
 
-def _check_folder(folder: Path, label: str) -> None:
+def check_folder(folder: Path, label: str) -> None:
     """See that a folder of transformers is whole; raises UserError."""
     config = folder / "config.json"
     if not config.is_file():

@@ -24,7 +24,7 @@ from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, near
 from .mended import mended
 from .names import RESERVED_ENDING
 from .options import MOST
-from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, Stage, StageBody
+from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, SourceSpec, Stage, StageBody
 from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -63,6 +63,22 @@ def plan_from_dataset(dataset: str) -> Plan:
         raise UserError(f"dataset: {error}") from None
     length = {"samples": 10_000} if is_endless(path) else {"epochs": 1.0}
     return plan_from_json({"stages": [{"name": _stage_name(path), "dataset": path, **length}]})
+
+
+def source_named(raw: Any, where: str) -> tuple[str, SourceSpec]:
+    """Check a data set as a stage of a plan names one.
+
+    :param raw: a text, or a source object; local paths are relative to the current folder.
+    :param where: the beginning of fault lines.
+    :return: a short name for it, and the source.
+    :raises UserError: with one line per fault.
+    """
+    try:
+        spec = _build({"data": {"dataset": raw, "samples": 1}}, where, Path.cwd(), None).stages[0].dataset[0]
+    except UserError as error:
+        raise UserError(*(fault.replace(", stage 'data', key 'dataset[0].", ", key '").replace(", stage 'data', key 'dataset.", ", key '")
+                          .replace(", stage 'data', key 'dataset[0]'", "").replace(", stage 'data', key 'dataset'", "") for fault in error.faults)) from None
+    return _stage_name(raw if isinstance(raw, str) else str(raw["path"])), spec
 
 
 def nothing_to_read() -> Plan:

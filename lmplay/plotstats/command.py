@@ -126,28 +126,33 @@ def _draw(arguments: argparse.Namespace, changed: Container[Path] | None = None)
     """
     from .compare import comparison_lines, describe_ideas, idea_lines
     from .runs import read_folder
-    from .table import describe_runs, write_sets, write_table
+    from .table import describe_evaluations, describe_runs, write_evaluations, write_sets, write_table
 
     curves, faults = read_folder(arguments.out_dir)
     curves = _selected(curves, arguments, faults)
     runs = describe_runs(curves, arguments.out_dir)
+    evaluations, unreadable = describe_evaluations(arguments.out_dir, [run["model"] for run in runs])
+    faults += unreadable
     ideas, comparisons = _compare(curves, arguments)
     if arguments.json:
         groups = describe_ideas(ideas)
         for run in runs:
             run["group"] = next((group for group in groups if run["model"] in group["models"]), None)
             mine = [idea.label for idea in ideas if run["model"] in idea.models]
+            run["evaluations"] = evaluations.get(run["model"], [])
             run["comparisons"] = [one.to_json() for one in comparisons if one.idea in mine]
         print(json.dumps(runs, indent=2, ensure_ascii=False))
         return faults
     if arguments.html:
         from .report import write_report
 
-        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline, ideas, comparisons)
+        write_report(curves, arguments.out_dir, arguments.html, arguments.smooth, arguments.theme, arguments.baseline, ideas, comparisons,
+                     evaluations)
         print(arguments.html)
     else:
         _draw_pictures(curves, arguments, changed)
-    blocks = [write_table(runs).split("\n"), write_sets(curves).splitlines(), [*idea_lines(ideas), *comparison_lines(comparisons)]]
+    blocks = [write_table(runs).split("\n"), write_sets(curves).splitlines(), write_evaluations(evaluations).splitlines(),
+              [*idea_lines(ideas), *comparison_lines(comparisons)]]
     print("".join("\n" + "".join(f"{printable(line)}\n" for line in lines) for lines in blocks if lines), end="")
     return faults
 

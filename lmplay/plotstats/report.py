@@ -7,9 +7,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..files import write_text
 from ..stats.figures import BY_NAME, FIGURES, Figure
 from .compare import Comparison, Idea
 from .plot import KIND_NAMES, LOSS, WARNING, same_tokens
-from .report_tables import comparison_table, events_table, runs_table, samples_tables, sets_table, settings_tables, stages_table
+from .report_tables import comparison_table, evaluations_table, events_table, runs_table, samples_tables, sets_table, settings_tables, stages_table
 from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
 from .theme import THEMES
 
@@ -31,7 +32,8 @@ _MOST_MARKS = 60  # of a kind and a run; more would be a band
 
 
 def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None, theme: str | None = None,
-                 baseline: str | None = None, ideas: Sequence[Idea] = (), comparisons: Sequence[Comparison] = ()) -> None:
+                 baseline: str | None = None, ideas: Sequence[Idea] = (), comparisons: Sequence[Comparison] = (),
+                 evaluations: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({})) -> None:
     """Write the report of an output folder to the file `path`.
 
     :param folder: settings and samples of the runs are read from it.
@@ -40,6 +42,7 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
     :param baseline: a run that the charts subtract when the page opens.
     :param ideas: the runs, those that differ in the seed alone together.
     :param comparisons: of the ideas with a baseline.
+    :param evaluations: what `lmp_eval` has found, by run.
     :raises UserError: when plotly is not installed, or the file cannot be written.
     """
     try:
@@ -55,7 +58,7 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
             "charts": [chart for chart in (*charts, *_set_charts(whole), *_source_charts(curves, smoothing)) if chart["lines"]],
             "runs": [_run(name, [curve for curve in curves if curve.model == name]) for name in names]}
     comparable = same_tokens([curve for curve in whole if curve.kind == "validate"])
-    parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "sets": sets_table(curves),
+    parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "sets": sets_table(curves) + evaluations_table(evaluations),
              "comparison": comparison_table(ideas, comparisons), "stages": stages_table(curves), "events": events_table(curves),
              "warning": "" if comparable else f'<p class="warning">{html.escape(WARNING.capitalize())}.</p>',
              "texts": samples_tables(folder, names), "settings": settings_tables(folder, names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 import html
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from ..words import compact, duration
 from .compare import Comparison, Idea, idea_lines
 from .runs import Curve, Floats
-from .table import COLUMNS, describe_runs, describe_sets, differing_settings, read_settings, show
+from .table import COLUMNS, describe_runs, describe_sets, differing_settings, lay_out_evaluations, read_settings, show
 
 _MOST_EVENTS = 20  # of a kind and a run; of more, the first and the last are shown, with the number
 _MOST_TEXTS = 24  # validations of a run whose texts are shown, evenly over the run
@@ -30,6 +30,12 @@ def sets_table(curves: Sequence[Curve]) -> str:
     """Lay out a row for each named set of each run: its newest figures."""
     heads, *rows = describe_sets(curves) or [[]]
     return f"<section><h2>Named sets</h2>{_table(heads, rows, 'two')}</section>" if rows else ""
+
+
+def evaluations_table(evaluations: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Lay out a row for each evaluation of `lmp_eval`."""
+    heads, *rows = lay_out_evaluations(evaluations) or [[]]
+    return f"<section><h2>Evaluations</h2>{_table(heads, rows, 'two')}</section>" if rows else ""
 
 
 def comparison_table(ideas: Sequence[Idea], comparisons: Sequence[Comparison]) -> str:

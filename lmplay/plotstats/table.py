@@ -11,6 +11,7 @@ from ..documents import read_json_or_yaml
 from ..errors import UserError
 from ..plan.options import FLAGS, Change
 from ..plan.used import flat_settings
+from ..stats.evaluations import read_evaluations
 from ..words import compact, cut, duration
 from .runs import Curve
 
@@ -30,6 +31,7 @@ SET_COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("at samples", "samples", _WHOLE), ("samples", "n_samples", _WHOLE), ("tokens", "n_tokens", _WHOLE), ("loss", "loss", _LOSS),
     ("± error", "standard_error", _LOSS), ("perplexity", "perplexity", "{:,.2f}".format), ("bits/byte", "bits_per_byte", _LOSS),
     ("accuracy", "accuracy", "{:.1%}".format))
+_LARGE = 10  # such figures (perplexities) are written with two digits
 _MOST_CELL = 32  # letters of a setting
 
 
@@ -60,12 +62,12 @@ def describe_runs(curves: Sequence[Curve], folder: Path) -> list[dict[str, Any]]
 def write_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lay out the `describe_runs`: a line for each run, with `-` for unknown values, and below a line for each setting that differs."""
     rows = [[heading for heading, _, _ in COLUMNS], *([_cell(run[key], form) for _, key, form in COLUMNS] for run in runs)]
-    text = _align(rows, "<<" + ">" * (len(COLUMNS) - 2))
+    text = align(rows, "<<" + ">" * (len(COLUMNS) - 2))
     keys = list(runs[0]["settings"])
     if keys:
         settings = [["settings that differ", *(cut(run["model"], _MOST_CELL) for run in runs)],
                     *([key, *(cut(show(run["settings"][key]), _MOST_CELL) for run in runs)] for key in keys)]
-        text += "\n\n" + _align(settings, "<" * (len(runs) + 1))
+        text += "\n\n" + align(settings, "<" * (len(runs) + 1))
     return text
 
 
@@ -80,7 +82,36 @@ def describe_sets(curves: Sequence[Curve]) -> list[list[str]]:
 def write_sets(curves: Sequence[Curve]) -> str:
     """Write :func:`describe_sets` as text."""
     rows = describe_sets(curves)
-    return _align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
+    return align(rows, "<<" + ">" * len(SET_COLUMNS)) if rows else ""
+
+
+def describe_evaluations(folder: Path, names: Sequence[str]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Read what `lmp_eval` has found of some runs.
+
+    :return: the evaluations by run, those with any; and a line for each file that cannot be used.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    faults: list[str] = []
+    for name in names:
+        try:
+            found[name] = read_evaluations(folder, name)[1]
+        except UserError as error:
+            faults += error.faults
+    return {name: evaluations for name, evaluations in found.items() if evaluations}, faults
+
+
+def lay_out_evaluations(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[list[str]]:
+    """Lay out evaluations, a row each below the headings, with a column for each figure; nothing where there are none."""
+    names = list(dict.fromkeys(name for evaluations in by_run.values() for one in evaluations for name in one["figures"]))
+    rows = [[model, show(one.get("state")), _cell(one.get("samples"), _WHOLE), one["set"], _cell(one.get("documents"), _WHOLE),
+             *(_write_figure(one["figures"].get(name)) for name in names)] for model, evaluations in by_run.items() for one in evaluations]
+    return [["model", "state", "at samples", "set", "documents", *names], *rows] if rows else []
+
+
+def write_evaluations(by_run: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Write :func:`lay_out_evaluations` as text."""
+    rows = lay_out_evaluations(by_run)
+    return align(rows, "<<><" + ">" * (len(rows[0]) - 4)) if rows else ""
 
 
 def read_settings(folder: Path, name: str) -> dict[str, Any]:
@@ -120,12 +151,19 @@ def _best(curve: Curve, name: str) -> float:
     return curve.lowest(name) if math.isnan(curve.best) else curve.best
 
 
+def _write_figure(figure: Mapping[str, Any] | None) -> str:
+    """Write a figure of an evaluation."""
+    if figure is None or not isinstance(value := figure.get("value"), (int, float)):
+        return "-"
+    return f"{value:.1%}" if figure.get("unit") == "share" else f"{value:,.2f}" if value > _LARGE else f"{value:.4f}"
+
+
 def _cell(value: Any, form: Callable[[Any], str]) -> str:
     """Write a value, or `-` where there is none."""
     return "-" if value is None else form(value)
 
 
-def _align(rows: Sequence[Sequence[str]], sides: str) -> str:
+def align(rows: Sequence[Sequence[str]], sides: str) -> str:
     """Align columns to the left (<) or right (>)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip() for row in rows)

@@ -1,0 +1,265 @@
+"""What `lmp_eval` does: it judges models by data sets.  What is heavy is imported once the flags are known to be right."""
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..command_line import Parser
+from ..data.samples import FORMS
+from ..errors import LmplayError, UserError, long_names_refused, printable
+from ..files import write_text
+from ..plan.settings import Settings
+from ..signals import Stop, raise_stop
+from ..stats.evaluations import add_evaluation, read_evaluations
+
+if TYPE_CHECKING:
+    from .models import Judged, Place
+    from .results import Result
+    from .sets import DataSet
+    from .windows import Reading
+
+# What is judged of a model on one data set.
+Judge = Callable[["Judged"], "Result"]
+
+
+def run(argv: list[str] | None) -> int:
+    """Judge models.
+
+    :param argv: arguments; None = those of the process.
+    :return: the exit code: 0, 2 for bad input, that of the request to stop.
+    """
+    try:
+        options = _parser().read(argv)
+        _check(options)
+        if argv is None:
+            raise_stop()
+        with long_names_refused():
+            _evaluate(options)
+        return 0
+    except LmplayError as error:
+        for fault in error.faults if isinstance(error, UserError) else [error]:
+            print(f"lmp_eval: {fault}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        with suppress(OSError):
+            print("\nlmp_eval: stopped; what was finished is in the file of evaluations.", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stop) else 130
+    except BrokenPipeError:  # the reader has had enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> Parser:
+    """Describe the flags."""
+    parser = Parser(prog="lmp_eval", usage="%(prog)s MODEL [MODEL ...] --set SOURCE [flags]", formatter_class=argparse.RawDescriptionHelpFormatter,
+                    description="Judge one or several models by data sets, each as a whole, and say which is better and whether that is more than noise.\n\n"
+                    "SOURCE is a data set as in a plan: a file, a folder, a name of the hub, builtin:tales, or a source object in JSON. NAME=SOURCE names it.")
+    what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
+    written = parser.add_argument_group("texts of --answers")
+    parser.add_argument("models", metavar="MODEL", nargs="*", help="a model file (.lmp), its name in --out-dir, a state of it (mine.best, mine.STAGE), a "
+                        "folder that lmp_export or transformers has written, or hf:NAME of the hub")
+    what.add_argument("--set", metavar="[NAME=]SOURCE", dest="texts", action="append", default=[],
+                      help="texts: loss, perplexity and bits per byte with a sliding window; may be given several times, as may the flags below")
+    what.add_argument("--choices", metavar="[NAME=]SOURCE", action="append", default=[],
+                      help="multiple choice: rows with a question, choices and the right one (its number from 0, letter, label or text); acc is by "
+                      "probability, acc_norm by probability per character")
+    what.add_argument("--preferences", metavar="[NAME=]SOURCE", action="append", default=[],
+                      help="rows with prompt, chosen and rejected: how often the chosen answer is the more probable one")
+    what.add_argument("--answers", metavar="[NAME=]SOURCE", action="append", default=[],
+                      help="rows with a prompt and an answer: whether what the model writes has it (exact match, or pass@k with --samples)")
+    what.add_argument("--documents", metavar="NUMBER", type=int, help="read the first N documents of each set only")
+    how.add_argument("--context", metavar="TOKENS", type=int,
+                     help="the most tokens that a token is predicted from (default: the model's context, 4096 at most)")
+    how.add_argument("--stride", metavar="TOKENS", type=int, help="how far the window moves over a long text (default: half of --context)")
+    written.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
+    written.add_argument("--pass-at", metavar="K", type=int, nargs="+", help="the k of pass@k, at most --samples (default: 1 and --samples)")
+    written.add_argument("--temperature", metavar="NUMBER", type=float, help="0 = the most probable token each time (default: 0, with several samples 0.8)")
+    written.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
+    written.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end a text before this one; may be given several times")
+    written.add_argument("--extract", choices=("auto", "number", "text"), default="auto",
+                         help="what is compared: the number after ####, else the last one, or the text; auto = numbers where all answers are (default: auto)")
+    written.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
+    how.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: text, title, instruction or chat; by default what the newest "
+                     "training data had")
+    how.add_argument("--batch-size", metavar="NUMBER", type=int, default=8, help="windows or texts that go through the model at once (default: 8)")
+    how.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu")
+    how.add_argument("--raw", action="store_true", help="where a run keeps an average of the weights (--ema), take the weights themselves")
+    parser.add_argument("--out-dir", metavar="FOLDER", help="where models and data sets are; by default $LMP_DATASETS, else out_gpt")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write all figures, intervals and comparisons into a JSON file as well; - = print it instead of the table")
+    parser.add_argument("--no-record", action="store_true", help="do not write the figures into NAME_eval.json beside the model")
+    parser.further = {"no_record", "raw", "form", "batch_size", "stop", "extract", "seed"}
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what is missing, and values out of range, all at once."""
+    faults = []
+    if not options.models:
+        faults.append("give one MODEL or several: lmp_eval mine --set my_texts/. `lmp_eval --help` says more.")
+    if not any(getattr(options, kind) for kind in _KINDS):
+        faults.append("there is nothing to judge by; give --set SOURCE, --choices, --preferences or --answers.")
+    for name in ("documents", "context", "stride", "batch_size", "samples", "max_tokens"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            faults.append(f"--{name.replace('_', '-')} {value}: allowed is a whole number, 1 or more.")
+    if options.context and options.stride and options.stride > options.context:
+        faults.append(f"--stride {options.stride}: is more than --context {options.context}, so tokens between two windows would be left out; give "
+                      f"{options.context} or less.")
+    if options.temperature is None:
+        options.temperature = 0.0 if options.samples == 1 else 0.8
+    if not 0 <= options.temperature < math.inf:
+        faults.append(f"--temperature {options.temperature}: allowed is a number, 0 or more.")
+    elif options.samples > 1 and options.temperature == 0:
+        faults.append("--samples with --temperature 0: all texts of a prompt would be the same; give a temperature above 0, or one sample.")
+    if options.seed < 0:
+        faults.append(f"--seed {options.seed}: allowed is a whole number, 0 or more.")
+    faults += [f"--pass-at {k}: allowed is a whole number from 1 to the {options.samples} of --samples; to estimate pass@{k}, write at least {k} texts of each."
+               for k in options.pass_at or [] if not 1 <= k <= options.samples]
+    if any(not stop for stop in options.stop):
+        faults.append("--stop: the text is empty.")
+    if faults:
+        raise UserError(*faults)
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """Open the sets and the models, judge each model by each set, and say what was found."""
+    from .models import locate, open_model
+
+    out_dir = options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir
+    places = locate(options.models, options.out_dir)
+    judges = _open_sets(options, Path(out_dir).expanduser() / "datasets")
+    from ..device.runtime import choose_device
+
+    device = choose_device(options.device)
+    models = [open_model(label, place, options.raw, device, options.form) for label, place in places.items()]
+    _check_context(options, models)
+    records = [model.place for model in models if model.place is not None and not options.no_record]
+    for place in records:
+        read_evaluations(place.folder, place.run_name)  # a damaged one is refused before anything is judged
+    results: list[Result] = []
+    for model in models:
+        model.module.to(device)
+        for data, judge in judges:
+            results.append(judge(model))
+            if model.place in records:
+                _record(model.place, results[-1])
+            for note in data.notes if model is models[0] else []:
+                print(printable(note), file=sys.stderr)
+        model.module.cpu()
+    _tell(results, options.json)
+
+
+def _open_sets(options: argparse.Namespace, folder: Path) -> list[tuple[DataSet, Judge]]:
+    """Open all sets, so that what is wrong with them is known before a model is opened."""
+    from .sets import read_set
+
+    judges: list[tuple[DataSet, Judge]] = []
+    faults: list[str] = []
+    for kind, (flag, prepare) in _KINDS.items():
+        for given in getattr(options, kind):
+            try:
+                data = read_set(flag, given, folder, options.documents)
+                judges.append((data, prepare(data, options)))
+            except UserError as error:
+                faults += error.faults
+    names = [(data.label.split()[0], data.name) for data, _ in judges]
+    faults += [f"{data.label}: there is another set named {data.name}; give it a name with NAME=SOURCE." for number, (data, _) in enumerate(judges)
+               if names[number] in names[:number]]
+    if faults:
+        raise UserError(*faults)
+    return judges
+
+
+def _texts(data: DataSet, options: argparse.Namespace) -> Judge:
+    """Open a set of texts."""
+    from .texts import judge_texts
+
+    texts = data.open_texts()
+    for line in texts.reads:
+        print(printable(line), file=sys.stderr)
+
+    return lambda model: judge_texts(model, data, texts, _reading(options, model))
+
+
+def _choices(data: DataSet, options: argparse.Namespace) -> Judge:
+    """Open a set of multiple choice questions."""
+    from .choices import judge_choices
+    from .rows import read_questions
+
+    questions = read_questions(data)
+    return lambda model: judge_choices(model, data, questions, _reading(options, model))
+
+
+def _preferences(data: DataSet, options: argparse.Namespace) -> Judge:
+    """Open a set of preferences."""
+    from .choices import judge_pairs
+    from .rows import read_pairs
+
+    pairs = read_pairs(data)
+    return lambda model: judge_pairs(model, data, pairs, _reading(options, model))
+
+
+def _answers(data: DataSet, options: argparse.Namespace) -> Judge:
+    """Open a set of prompts with their answers."""
+    from .problems import Writing, judge_problems
+    from .rows import read_problems
+
+    problems = read_problems(data)
+    ks = tuple(dict.fromkeys(options.pass_at or (1, options.samples)))
+    writing = Writing(options.samples, ks, options.temperature, options.max_tokens, tuple(options.stop), options.seed, options.extract, options.batch_size)
+    return lambda model: judge_problems(model, data, problems, writing)
+
+
+# The sets that can be given, by where their values are: their flag, and what opens one.
+_KINDS: dict[str, tuple[str, Callable[[DataSet, argparse.Namespace], Judge]]] = {
+    "texts": ("--set", _texts), "choices": ("--choices", _choices), "preferences": ("--preferences", _preferences), "answers": ("--answers", _answers)}
+
+
+def _reading(options: argparse.Namespace, model: Judged) -> Reading:
+    """Say how a model reads texts."""
+    from .windows import Reading
+
+    context = options.context or model.usual_context
+    return Reading(context, options.stride or max(1, context // 2), options.batch_size)
+
+
+def _check_context(options: argparse.Namespace, models: Sequence[Judged]) -> None:
+    """Refuse a context that a model does not have."""
+    faults = [f"--context {options.context}: is more than the {model.context_len:,} tokens that {model.label} reads; give {model.context_len} or less."
+              for model in models if options.context and options.context > model.context_len]
+    faults += [f"--stride {options.stride}: is more than the context of {model.label}, {model.usual_context:,} tokens; give {model.usual_context} or less."
+               for model in models if options.stride and not options.context and options.stride > model.usual_context]
+    if faults:
+        raise UserError(*faults)
+
+
+def _record(place: Place | None, result: Result) -> None:
+    """Write what was found beside the run that the model is a state of."""
+    if place is not None:
+        add_evaluation(place.folder, place.run_name, place.run, {"state": place.state, "samples": place.samples, **result.to_json()})
+
+
+def _tell(results: Sequence[Result], file: str | None) -> None:
+    """Print what was found, and write it into a file where that was asked for."""
+    from .results import differences
+    from .told import as_json, tables
+
+    found = differences(results)
+    content = json.dumps(as_json(results, found), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if file == "-":
+        print(content, end="")
+        return
+    print("\n".join(printable(line) for line in tables(results, found).split("\n")), flush=True)
+    if file is not None:
+        try:
+            write_text(Path(file).expanduser(), content)
+        except OSError as error:
+            raise UserError(f"--json {file}: cannot be written ({error.strerror or error}).") from None

@@ -1,0 +1,153 @@
+"""The models that are judged: files of lmplay, and folders of transformers.  What is heavy is imported once the flags are known to be right."""
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..paths import in_folder
+from ..plan.names import RESERVED_ENDING
+from ..plan.settings import Settings, find_model
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ..tokenizer import Tokenizer
+    from ..writing.prompting import Prompting
+
+_FOREIGN = "hf:"
+# The longest sequence that is read at once unless --context says otherwise: models of others allow up to a million tokens.
+_MOST_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Place:
+    """The run that a model is a state of: its folder, name and random id, the name of the state, and how many samples it had been trained on."""
+
+    folder: Path
+    run_name: str
+    run: str | None
+    state: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model that is judged.
+
+    `label` tells it from the others in what is said; `context_len` is the most tokens that it reads; `place` is None for a model of no run.
+    """
+
+    label: str
+    module: nn.Module
+    tokenizer: Tokenizer
+    context_len: int
+    prompting: Prompting
+    device: torch.device
+    place: Place | None
+
+    @property
+    def usual_context(self) -> int:
+        """The most tokens that a token is predicted from, where nobody says otherwise."""
+        return min(self.context_len, _MOST_CONTEXT)
+
+
+def locate(names: list[str], out_dir: str | None) -> dict[str, str | Path]:
+    """Find the models that the user names.
+
+    :param names: of files, of states in the output folder, of folders, or `hf:NAME`.
+    :return: for each label the file, or what transformers opens: a folder, or a name of the hub.
+    :raises UserError: when there is no such model, or one is named twice.
+    """
+    found: dict[str, str | Path] = {}
+    faults: list[str] = []
+    folder = out_dir or Settings.out_dir
+    for name in names:
+        try:
+            is_folder = Path(name).expanduser().is_dir() and not in_folder(f"{name}.lmp", folder).is_file()
+            place: str | Path = name.removeprefix(_FOREIGN) if name.startswith(_FOREIGN) or is_folder else find_model(name, out_dir, "MODEL")
+        except UserError as error:
+            faults += error.faults
+            continue
+        if place in found.values():
+            faults.append(f"MODEL {name}: is named twice; name another model, or leave it out.")
+        found[name] = place
+    if faults:
+        raise UserError(*faults)
+    short = [re.split(r"[/\\]", name.rstrip("/\\"))[-1].removesuffix(".lmp") for name in found]
+    return dict(zip(short if len({*short}) == len(short) else [*found], found.values(), strict=True))
+
+
+def open_model(label: str, place: str | Path, raw: bool, device: torch.device, form: str | None) -> Judged:
+    """Open a model; it stays on the CPU.
+
+    :param place: what :func:`locate` found.
+    :param raw: take the weights themselves, also where a run keeps averages of them.
+    :param form: how prompts are read; None = as in the training data.
+    :raises UserError: when it cannot be read.
+    """
+    return _open_file(label, place, raw, device, form) if isinstance(place, Path) else _open_foreign(label, place, device, form)
+
+
+def _open_file(label: str, path: Path, raw: bool, device: torch.device, form: str | None) -> Judged:
+    """Open a file of lmplay."""
+    from ..checkpoints.trained import open_trained
+    from ..writing.prompting import recorded
+
+    trained = open_trained(path, raw)
+    return Judged(label, trained.module, trained.tokenizer, trained.context_len, recorded(trained.tokenizer, trained.forms, form), device,
+                  _place_of(path, trained.run))
+
+
+def _place_of(path: Path, content: dict[str, Any]) -> Place | None:
+    """Say which state of which run a file is; None where it holds weights alone."""
+    from ..checkpoints.ownership import owner_of
+
+    if not content:
+        return None
+    owner, name, state = owner_of(content), path.stem, "latest"
+    stages = [str(stage["name"]) for stage in content["curriculum"]["state"]["stages"]]
+    of_stage = "|".join([*(f"{re.escape(stage)}(\\.best)?" for stage in stages), RESERVED_ENDING.pattern])
+    if (owner is None or owner.model != name) and (ending := re.search(rf"\.({of_stage})$", name)):
+        name, state = name[:ending.start()], ending[1]
+    return Place(path.parent, name, owner.run if owner is not None else None, state, int(content["runner"]["state"]["stats"]["total_train_samples"]))
+
+
+def _open_foreign(label: str, source: str, device: torch.device, form: str | None) -> Judged:
+    """Open a folder of transformers, or a name of its hub."""
+    from ..exp import build_model, get_experiment
+    from ..exp.hf import longest_piece, open_source, read_config, read_own_weights
+    from ..exp.imported import check_folder
+    from ..tokenizer import load_tokenizer
+    from ..writing.prompting import recorded
+
+    said, folder = f"MODEL {label}", Path(source).expanduser()
+    if folder.is_dir():
+        check_folder(folder, said)
+    longest = longest_piece(read_config(source, said)) or _MOST_CONTEXT
+    try:
+        tokenizer = load_tokenizer(source)
+    except UserError as error:
+        raise UserError(f"{said}: its tokenizer cannot be read ({error.faults[0].partition(' Ways out:')[0]}).") from None
+    try:
+        module = build_model(get_experiment(f"hf:{source}"), vocab_size=tokenizer.vocab_size, **{**open_source(source), "context_len": longest})
+        module.load_state_dict(read_own_weights(source))
+    except UserError as error:
+        raise UserError(*(f"{said}: {fault}" for fault in error.faults)) from None
+    return Judged(label, module.eval(), tokenizer, longest, recorded(tokenizer, _forms_of(folder), form), device, None)
+
+
+def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read how the prompts of an exported model begin; of other folders nothing is known."""
+    from ..data.samples import FORMS
+
+    try:
+        forms = json.loads((folder / "lmplay.json").read_text(encoding="utf-8"))["forms"]
+        return {str(stage): [{"form": source["form"], "chat": source.get("chat")} for source in sources if source["form"] in FORMS]
+                for stage, sources in forms.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

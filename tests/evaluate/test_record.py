@@ -1,0 +1,104 @@
+"""The evaluations of a run: where they are kept, what replaces what, and where they are shown."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from curves import plot
+from exported import model_file
+from helpers import sentences, train, write_rows
+
+from lmplay.evaluate.command import run
+from lmplay.stats.evaluations import add_evaluation, read_evaluations
+
+SHORT = ["--dataset", "rows.jsonl", "--model", "mine.0.1", "--validation-interval", 5]
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch, capsys):
+    """A run with a dot in its name, stopped after some steps, and a set to judge it by."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LMP_DATASETS", raising=False)
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 3)} for i in range(60)])
+    write_rows(tmp_path / "set.jsonl", [{"text": sentences(2, word)} for word in ("dog", "owl", "ant")])
+    train(capsys, *SHORT, "--max-steps", 4, code=75)
+    return tmp_path
+
+
+def judge(*arguments, code=0) -> list[dict]:
+    assert run([*map(str, arguments), "--device", "cpu"]) == code
+    content = json.loads(Path("out_gpt/mine.0.1_eval.json").read_text())
+    assert (content["format"], content["model"]) == (1, "mine.0.1")
+    return content["evaluations"]
+
+
+def test_evaluations_accumulate_and_the_same_one_replaces_itself(trained, capsys):
+    assert len(judge("mine.0.1", "--set", "set.jsonl")) == 1
+    first = judge("mine.0.1", "mine.0.1.best", "--set", "set.jsonl")
+    assert [(one["state"], one["samples"]) for one in first] == [("latest", first[0]["samples"]), ("best", first[1]["samples"])]
+    assert len(judge("mine.0.1", "--set", "set.jsonl", "--stride", 8)) == 3
+    assert len(judge("mine.0.1", "--set", "other=set.jsonl")) == 4
+    assert len(judge("out_gpt/mine.0.1.lmp", "--set", "set.jsonl")) == 4
+    train(capsys, *SHORT)  # to its end
+    more = judge("mine.0.1", "--set", "set.jsonl")
+    assert more[:4] == judge("mine.0.1", "--set", "rows.jsonl", "--no-record")[:4]
+    assert (len(more), more[-1]["samples"] > more[0]["samples"]) == (5, True)
+
+
+def test_a_state_of_a_stage_and_an_older_one_belong_to_the_run(trained, capsys):
+    train(capsys, *SHORT)
+    found = judge("mine.0.1", "mine.0.1.rows", "mine.0.1.prev-1", "--set", "set.jsonl")
+    assert [one["state"] for one in found] == ["latest", "rows", "prev-1"]
+    assert not list(Path("out_gpt").glob("*rows_eval.json"))
+
+
+def test_a_new_run_of_the_same_name_begins_its_own(trained, capsys):
+    judge("mine.0.1", "--set", "set.jsonl")
+    train(capsys, *SHORT, "--max-steps", 2, "--reset-history", code=75)
+    assert len(judge("mine.0.1", "--set", "other=set.jsonl")) == 1
+
+
+def test_the_table_the_json_and_the_report_show_them(trained, capsys):
+    judge("mine.0.1", "--set", "set.jsonl")
+    loss = read_evaluations(Path("out_gpt"), "mine.0.1")[1][0]["figures"]["loss"]["value"]
+    capsys.readouterr()
+    code, said, _ = plot(capsys, Path("out_gpt"))
+    table = said[said.index("documents"):].split("\n\n")[0].splitlines()
+    assert code == 0
+    assert "bits_per_byte" in table[0]
+    assert table[1].split()[:2] == ["mine.0.1", "latest"]
+    assert f"{loss:.4f}" in table[1]
+    _, said, _ = plot(capsys, Path("out_gpt"), "--json")
+    assert json.loads(said)[0]["evaluations"][0]["figures"]["loss"]["value"] == loss
+    pytest.importorskip("plotly")
+    assert plot(capsys, Path("out_gpt"), "--html", "report.html")[0] == 0
+    page = Path("report.html").read_text()
+    assert "<h2>Evaluations</h2>" in page
+    assert f"{loss:.4f}" in page
+
+
+def test_a_damaged_file_is_named_and_kept(trained, capsys):
+    path = Path("out_gpt/mine.0.1_eval.json")
+    path.write_text('{"format": 1, "kind": "evalu')
+    assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu"]) == 2
+    assert f"evaluations {path}: damaged" in capsys.readouterr().err
+    assert path.read_text().endswith("evalu")
+    code, said, complaint = plot(capsys, Path("out_gpt"))
+    assert (code, "mine.0.1" in said) == (2, True)
+    assert "mine.0.1_eval.json: damaged" in complaint
+    assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu", "--no-record"]) == 0
+
+
+def test_weights_alone_and_exports_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "set.jsonl", [{"text": "a"}])
+    model_file(tmp_path / "m.lmp", "gpt2ish")
+    assert run(["./m.lmp", "--set", "set.jsonl", "--device", "cpu"]) == 0
+    assert not list(tmp_path.glob("*_eval.json"))
+
+
+def test_a_number_that_json_does_not_have_is_no_part_of_the_file(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        add_evaluation(tmp_path, "m", None, {"kind": "texts", "set": "a", "figures": {"loss": {"value": float("nan")}}})
+    assert not list(tmp_path.iterdir())
