@@ -74,8 +74,8 @@ class ContinuousBatch:
         for text in texts:
             text.ids.append(tokens[text.name])
         self._fresh = [text for text in self._fresh if tokens[text.name] not in self._ends]
-        self._forget()
         self._keep([text for text in self._texts if tokens[text.name] not in self._ends])
+        self._forget()
         return {name: None if token in self._ends else token for name, token in tokens.items()}
 
     def _new_cache(self) -> _Cache | None:

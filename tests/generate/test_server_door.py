@@ -15,7 +15,6 @@ pytest.importorskip("uvicorn")
 from served import port_of, served
 
 
-
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--serve", "nowhere.invalid:80"], "no such address as nowhere.invalid"), (["--serve", "127.0.0.1:99999"], "a port up to 65535"),
     (["--serve", "127.0.0.1:x"], "allowed is HOST:PORT"), (["--serve", "::1"], "allowed is HOST:PORT"), (["--serve", ""], "allowed is HOST:PORT"),

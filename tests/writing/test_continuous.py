@@ -1,7 +1,7 @@
 """Texts side by side that begin and end at any step: each is what it would be alone."""
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -44,6 +44,7 @@ texts = st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTE
 
 @settings(max_examples=25, deadline=None)
 @given(texts=st.lists(texts, min_size=1, max_size=6))
+@example(texts=[([21], 0, 24, Sampling(repetition_penalty=1.3, top_k=5), 24)])  # ends with the token that no longer fits in the context
 def test_each_text_is_what_it_would_be_alone(model, texts):
     """A text is (prompt, the step at which it begins, most tokens, sampling, the step at which its reader goes away)."""
     batch = ContinuousBatch(model, {VOCAB - 1}, CONTEXT)
