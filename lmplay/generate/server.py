@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoints.trained import open_trained
+from ..device.memory import memory_left
 from ..device.runtime import choose_device
 from ..errors import UserError, printable, tell
 from ..web import serving
 from ..web.address import listen
 from ..web.guard import Guard
 from ..writing.conversation import for_conversation
+from ..writing.packed import pack
 from ..writing.prompting import recorded
 from ..writing.sampling import Sampling
 from .answers import Api, Defaults
@@ -60,4 +62,6 @@ def _open(name: str, path: Path, options: argparse.Namespace) -> Served:
         said.append(f"a prompt is read as `--as {prompting.form}` has it, as in the training data; --as text|title|instruction|chat says otherwise")
     for line in said:
         print(f"{name}: {line}", file=sys.stderr)
-    return Served(name, trained.module.to(choose_device(options.device)), prompting, chat, trained.context_len, int(path.stat().st_mtime))
+    device = choose_device(options.device)
+    module = pack(trained.module.to(device), options.batch_size, (memory_left(device) or 0) // 2)
+    return Served(name, module, prompting, chat, trained.context_len, int(path.stat().st_mtime))

@@ -59,7 +59,7 @@ class ContinuousBatch:
         self._fresh = [text for text in self._fresh if text.name != name]
         self._keep([text for text in self._texts if text.name != name])
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self) -> dict[Hashable, int | None]:
         """Write the next token of each text; None for a text that its end token ends, which is no longer there then."""
         read = [(texts, cache) for texts, cache in ((self._texts, self._cache), (self._fresh, self._new_cache())) if texts]
