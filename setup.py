@@ -4,5 +4,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["lmplay", "lmplay.*"]), "lmplay.plans"],
     package_dir={"lmplay.plans": "plans"},
-    package_data={"lmplay.plans": ["*.json"], "lmplay.plotstats": ["report.html"]},
+    package_data={"lmplay.plans": ["*.json"], "lmplay.plotstats": ["report.html"], "lmplay.generate": ["page.html"]},
 )

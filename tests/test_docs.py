@@ -67,6 +67,9 @@ def reader(finished, monkeypatch):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_taken(reader, capsys, monkeypatch, command):
     program, *arguments = shlex.split(command.replace("$seed", "1"))
+    if "--serve" in arguments:  # tests/generate/test_serve.py
+        (generator_flags() if program == "lmp_generator" else plot_flags()).read(arguments)
+        return
     if program == "lmp_export" or any(f" {name}" in command for name in NOT_HERE):
         (export_flags() if program == "lmp_export" else trainer_flags()).read(arguments)
         return

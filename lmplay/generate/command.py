@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import sys
 from contextlib import suppress
@@ -15,11 +16,13 @@ from ..data.samples import FORMS
 from ..errors import LmplayError, UserError, long_names_refused, value_fault
 from ..plan.settings import find_model
 from ..signals import Stop, raise_stop
+from .server_flags import PORT, add_server_flags, limits_of, server_faults, server_ranges
 
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
 
 if TYPE_CHECKING:
     from ..writing.conversation import Conversation
+    from ..writing.sampling import Sampling
     from .writer import Writer
 
 
@@ -32,6 +35,8 @@ def run(argv: list[str] | None) -> int:
     try:
         options = _parser().read(argv)
         _check(options)
+        if options.serve is not None:
+            return _serve(options, argv is None)
         with long_names_refused():
             prompts = _prompts(options)
             writer, conversation = _open(options)
@@ -67,7 +72,8 @@ def _parser() -> Parser:
     parser = Parser(prog="lmp_generator", usage="%(prog)s [flags]", description="Write texts with a model that lmp_trainer has trained.\n\n"
                      "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
-    what.add_argument("--model", metavar="FILE", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp there")
+    what.add_argument("--model", metavar="FILE", action="append", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp "
+                      "there; with --serve several times")
     what.add_argument("--raw", action="store_true", help="where the run keeps an average of the weights (--ema), take the weights themselves")
     what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
     what.add_argument("--prompt", metavar="TEXT", action="append",
@@ -84,7 +90,7 @@ def _parser() -> Parser:
     what.add_argument("--markup", action="store_true", help="special tokens in a prompt, such as <|endoftext|>, are special; else they are text")
     what.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
     what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
-    what.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
+    what.add_argument("--seed", metavar="NUMBER", type=int, help="the same seed writes the same texts (default: 0)")
     what.add_argument("--batch-size", metavar="TEXTS", type=int, default=16, help="texts written side by side (default: 16)")
     what.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu")
     what.add_argument("--json", action="store_true", help="print a JSON object a text: prompt, title, sample, text")
@@ -94,27 +100,29 @@ def _parser() -> Parser:
     how.add_argument("--top-k", metavar="TOKENS", type=int, default=0, help="only the k most probable tokens; 0 = off (default: 0)")
     how.add_argument("--top-p", metavar="SHARE", type=float, default=1.0, help="only the most probable tokens with p of the probability; 1 = off (default: 1)")
     how.add_argument("--min-p", metavar="SHARE", type=float, default=0.0, help="only tokens above a share of the best one's probability; 0 = off (default: 0)")
-    parser.further = {"prompts", "markup", "system", "stop", "batch_size", "json", "repetition_penalty", "greedy", "min_p"}
+    parser.further = {*add_server_flags(parser), "prompts", "markup", "system", "stop", "batch_size", "json", "repetition_penalty", "greedy", "min_p"}
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse values out of range, all at once."""
     ranges = {"samples": (1, None), "max_tokens": (1, None), "batch_size": (1, None), "seed": (0, None), "temperature": (0, None), "top_k": (0, None),
-              "top_p": (0, 1), "min_p": (0, 1)}
-    faults = [f"--{name.replace('_', '-')} {getattr(options, name)}: allowed is a number from {low}{'' if high is None else f' to {high}'}."
-              for name, (low, high) in ranges.items() if not (low <= getattr(options, name) and (high is None or getattr(options, name) <= high))]
+              "top_p": (0, 1), "min_p": (0, 1), **server_ranges(options)}
+    values = {name: getattr(options, name) for name in ranges if getattr(options, name) is not None}
+    faults = [f"--{name.replace('_', '-')} {value}: allowed is a number from {ranges[name][0]}{'' if ranges[name][1] is None else f' to {ranges[name][1]}'}."
+              for name, value in values.items() if not ranges[name][0] <= value <= (math.inf if ranges[name][1] is None else ranges[name][1])]
     if not options.repetition_penalty > 0:
         faults.append(f"--repetition-penalty {options.repetition_penalty}: allowed is a number above 0.")
     if options.title and options.form not in (None, "title"):
         faults.append(f"--title and --as {options.form} together: give one of them.")
     faults += [f"{one} and {other} together: give one of them." for one, other in itertools.combinations(
-        [flag for flag in ("--prompt", "--prompts", "--chat", "--ask") if getattr(options, flag[2:])], 2)]
+        [flag for flag in ("--prompt", "--prompts", "--chat", "--ask", "--serve") if getattr(options, flag[2:])], 2)]
     talks = "--chat" if options.chat else "--ask" if options.ask is not None else None
     faults += [f"{talks} with {flag}: it is not possible; leave {flag} out." for flag, given in
                (("--title", options.title), ("--as", options.form), ("--json", options.json), ("--samples", options.samples > 1)) if talks and given]
-    if options.system and not talks:
-        faults.append("--system: only with --chat or --ask.")
+    if options.system and not talks and options.serve is None:
+        faults.append("--system: only with --chat, --ask or --serve.")
+    faults += server_faults(options)
     if any(not stop for stop in options.stop or ()):
         faults.append("--stop: the text is empty.")
     if faults:
@@ -159,12 +167,11 @@ def _read_prompts(path: Path) -> list[str]:
 
 def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
     """Load the model; begin a conversation where one is asked for."""
-    path = find_model(options.model, options.out_dir)
+    path = find_model((options.model or [None])[0], options.out_dir)
     from ..checkpoints.trained import open_trained
     from ..device.runtime import choose_device
     from ..writing.conversation import Conversation, for_conversation
     from ..writing.prompting import recorded
-    from ..writing.sampling import Sampling
     from .writer import Writer
 
     device = choose_device(options.device)
@@ -180,11 +187,36 @@ def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
     elif options.form is None and prompting.form != "text" and not options.title:
         print(f"a prompt is read as {_FORMS_IN_WORDS[prompting.form]}, as in the training data; --as text|title|instruction|chat says otherwise",
               file=sys.stderr)
-    temperature = 0.0 if options.greedy else options.temperature
-    sampling = Sampling(options.repetition_penalty, temperature, options.top_k, options.top_p, options.min_p)
-    writer = Writer(trained.module.to(device), prompting, trained.context_len, sampling, options.max_tokens, options.seed,
+    writer = Writer(trained.module.to(device), prompting, trained.context_len, _sampling(options), options.max_tokens, options.seed or 0,
                     (*(options.stop or ()), *prompting.stop_texts))
     return writer, Conversation(prompting, trained.context_len, options.max_tokens, options.system or "") if talks else None
+
+
+def _sampling(options: argparse.Namespace) -> Sampling:
+    """Say how tokens are chosen."""
+    from ..writing.sampling import Sampling
+
+    return Sampling(options.repetition_penalty, 0.0 if options.greedy else options.temperature, options.top_k, options.top_p, options.min_p)
+
+
+def _serve(options: argparse.Namespace, takes_signals: bool) -> int:
+    """Serve models until a request to stop; what is wrong is found before the models are loaded.
+
+    :param takes_signals: this is the program of the process.
+    """
+    with long_names_refused():
+        paths = [find_model(name, options.out_dir) for name in options.model or [None]]
+    try:
+        from .server import open_server
+    except ImportError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise UserError(f"--serve: the package {error.name} is not installed; pip install 'lmplay[serve]'.") from None
+    with open_server(options, paths, PORT, limits_of(options), _sampling(options)) as run:
+        if takes_signals:
+            raise_stop()
+        run()
+    return 0
 
 
 def _write_all(writer: Writer, prompts: list[str], options: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..data.permutation import hash64
 from ..device.memory import memory_left
+from ..tokenizer import Tokenizer
 from ..writing.generation import generate
 from ..writing.packed import pack
 from ..writing.prompting import Prompting
@@ -41,28 +42,49 @@ class Writer:
         :param first: the number of the first text, which its random numbers depend on.
         :return: for each step what is added to each text; None once it has ended.
         """
-        tokenizer = self.prompting.tokenizer
-        seeds = [hash64(self.seed, first + number) >> 1 for number in range(len(prompts))]
-        new: list[list[int]] = [[] for _ in prompts]
-        told, over = [""] * len(prompts), [False] * len(prompts)
+        seeds = [text_seed(self.seed, first + number) for number in range(len(prompts))]
+        texts = [GrowingText(self.prompting.tokenizer, self.stops) for _ in prompts]
+        over = [False] * len(prompts)
         for step in generate(self.model, prompts, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens):
             parts: list[str | None] = [None] * len(prompts)
-            for number, token in enumerate(step):
-                if over[number]:
-                    continue
-                over[number] = token is None
-                if token is not None:
-                    new[number].append(token)
-                text = tokenizer.decode(new[number])
-                # A character may take several tokens: it is shown when it is whole.
-                shown, stopped = cut_at_stops(text if token is None else text.rstrip("\ufffd"), self.stops, is_whole=token is None)
-                over[number] |= stopped
-                parts[number] = shown[len(told[number]):]
-                told[number] = shown
+            for number, (text, token) in enumerate(zip(texts, step, strict=True)):
+                if not over[number]:
+                    parts[number] = text.end() if token is None else text.add(token)
+                    over[number] = token is None or text.is_stopped
             yield parts
             if all(over):
                 break
-        yield [cut_at_stops(tokenizer.decode(ids), self.stops, is_whole=True)[0][len(before):] for ids, before in zip(new, told, strict=True)]
+        yield [text.end() for text in texts]
+
+
+def text_seed(seed: int, number: int) -> int:
+    """Choose the seed of a text by that of the user and the number of the text."""
+    return hash64(seed, number) >> 1
+
+
+class GrowingText:
+    """A text that gets token after token, and what can be shown of it; `is_stopped` once it has a stop text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
+        self.is_stopped = False
+        self._tokenizer, self._stops = tokenizer, stops
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def add(self, token: int) -> str:
+        """Add a token; gives what can be shown besides what has been.  A character may take several tokens: it is shown when it is whole."""
+        self._ids.append(token)
+        return self._show(self._tokenizer.decode(self._ids).rstrip("\ufffd"), is_whole=False)
+
+    def end(self) -> str:
+        """Give what is left to be shown when no more tokens come."""
+        return self._show(self._tokenizer.decode(self._ids), is_whole=True)
+
+    def _show(self, text: str, is_whole: bool) -> str:
+        """Cut a text at the stop texts, and give what of it is new."""
+        text, self.is_stopped = cut_at_stops(text, self._stops, is_whole)
+        before, self._shown = self._shown, text
+        return text[len(before):]
 
 
 def cut_at_stops(text: str, stops: Sequence[str], is_whole: bool) -> tuple[str, bool]:

@@ -7,12 +7,13 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..command_line import Parser
 from ..errors import UserError, long_names_refused, nearest, printable
+from ..web.address import add_flags, listen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +28,7 @@ named, the others are drawn, and the exit code is 2."""
 X_CHOICES = ("samples", "tokens", "seconds")
 FORMATS = ("png", "svg", "pdf")
 WATCH_SECONDS = 10.0
+SERVER_PORT, SERVER_SECONDS = 8001, 5.0
 
 
 def run(argv: list[str] | None) -> int:
@@ -37,10 +39,12 @@ def run(argv: list[str] | None) -> int:
     """
     try:
         arguments = _build_parser().read(argv)
-        if arguments.json and arguments.watch:
-            raise UserError("--json and --watch: choose one of them.")
+        _check(arguments)
         with warnings.catch_warnings(), long_names_refused():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a letter without a font is drawn as a box, and once is clear enough
+            if arguments.serve is not None:
+                _serve(arguments)
+                return 0
             if arguments.watch:
                 from .watch import watch
 
@@ -74,9 +78,50 @@ def _build_parser() -> Parser:
                         "(default: png)")
     parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="look every N seconds whether the statistics have "
                         f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
+    add_flags(parser, SERVER_PORT, "show the report in a browser; it follows the runs, and looks every N seconds with --watch N")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
-    parser.further = {"x", "smooth", "theme", "format", "json"}
+    parser.further = {"x", "smooth", "theme", "format", "json", "token"}
     return parser
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go together."""
+    alone = [flag for flag, given in (("--json", arguments.json), ("--html", arguments.html), ("--serve", arguments.serve)) if given]
+    faults = [f"{' and '.join(alone)}: choose one of them."] if len(alone) > 1 else []
+    if arguments.json and arguments.watch:
+        faults.append("--json and --watch: choose one of them.")
+    if arguments.token is not None and arguments.serve is None:
+        faults.append("--token: only with --serve.")
+    if faults:
+        raise UserError(*faults)
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    """Show the report in browsers until Ctrl+C."""
+    try:
+        from .live import Live, serve
+    except ImportError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise UserError(f"--serve: the package {error.name} is not installed; pip install 'lmplay[serve]'.") from None
+    from .report import report_content
+    from .runs import read_folder
+    from .table import describe_evaluations
+
+    def collect(names: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        allowed = [name for name in names if name in (arguments.models or names)]
+        chosen = argparse.Namespace(**{**vars(arguments), "models": allowed or arguments.models})
+        curves, faults = read_folder(arguments.out_dir)
+        curves = _selected(curves, chosen, faults)
+        baseline = arguments.baseline if any(curve.model == arguments.baseline for curve in curves) else None
+        evaluations, unreadable = describe_evaluations(arguments.out_dir, list(dict.fromkeys(curve.model for curve in curves)))
+        return (report_content(curves, arguments.out_dir, arguments.smooth, arguments.theme, baseline, *_compare(curves, chosen), evaluations),
+                [*faults, *unreadable])
+
+    live = Live(arguments.out_dir, collect, arguments.theme, arguments.watch or SERVER_SECONDS)
+    listening = listen(arguments.serve, SERVER_PORT, arguments.token)
+    with listening.socket:
+        serve(listening, live)
 
 
 def _model_name(text: str) -> str:

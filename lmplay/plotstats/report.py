@@ -34,7 +34,21 @@ _MOST_MARKS = 60  # of a kind and a run; more would be a band
 def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: float | None = None, theme: str | None = None,
                  baseline: str | None = None, ideas: Sequence[Idea] = (), comparisons: Sequence[Comparison] = (),
                  evaluations: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({})) -> None:
-    """Write the report of an output folder to the file `path`.
+    """Write the report of an output folder to the file `path`; for the parameters see :func:`report_content`.
+
+    :raises UserError: when plotly is not installed, or the file cannot be written.
+    """
+    page = report_page(report_content(curves, folder, smoothing, theme, baseline, ideas, comparisons, evaluations), "--html")
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot be written ({error.strerror or error}).") from None
+
+
+def report_content(curves: Sequence[Curve], folder: Path, smoothing: float | None = None, theme: str | None = None,
+                   baseline: str | None = None, ideas: Sequence[Idea] = (), comparisons: Sequence[Comparison] = (),
+                   evaluations: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({})) -> dict[str, Any]:
+    """Collect what the report of an output folder shows.
 
     :param folder: settings and samples of the runs are read from it.
     :param smoothing: of training curves, see :func:`lmplay.plotstats.runs.window_of`.
@@ -43,33 +57,59 @@ def write_report(curves: Sequence[Curve], folder: Path, path: Path, smoothing: f
     :param ideas: the runs, those that differ in the seed alone together.
     :param comparisons: of the ideas with a baseline.
     :param evaluations: what `lmp_eval` has found, by run.
-    :raises UserError: when plotly is not installed, or the file cannot be written.
+    :return: `data` for the script of the page; `parts`: the title and the tables, as HTML.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("--html: the package plotly is not installed; pip install 'lmplay[report]'.") from None
     names = list(dict.fromkeys(curve.model for curve in curves))
     whole = [curve for curve in curves if curve.stage is None]
     figures = {figure.name: figure for figure in (*FIGURES, *(figure for curve in curves for figure in curve.declared)) if figure.chart}
     charts = [_chart(figure, kind, [curve for curve in whole if curve.kind == kind], smoothing)
               for figure in figures.values() for kind in ("validate", "train") if getattr(figure, kind)]
-    data = {"x_names": list(X_NAMES), "theme": theme, "baseline": baseline, "palettes": {name: asdict(one)["curves"] for name, one in THEMES.items()},
+    data = {**_frame(theme), "baseline": baseline, "groups": {idea.label: idea.models for idea in ideas},
             "charts": [chart for chart in (*charts, *_set_charts(whole), *_source_charts(curves, smoothing)) if chart["lines"]],
             "runs": [_run(name, [curve for curve in curves if curve.model == name]) for name in names]}
     comparable = same_tokens([curve for curve in whole if curve.kind == "validate"])
     parts = {"title": html.escape(", ".join(names)), "runs": runs_table(curves, folder), "sets": sets_table(curves) + evaluations_table(evaluations),
              "comparison": comparison_table(ideas, comparisons), "stages": stages_table(curves), "events": events_table(curves),
              "warning": "" if comparable else f'<p class="warning">{html.escape(WARNING.capitalize())}.</p>',
-             "texts": samples_tables(folder, names), "settings": settings_tables(folder, names),
-             # "</script>" would end the script, and "<!--<script>" would keep its end from ending it, wherever they stand in a name
-             "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"), "plotly": get_plotlyjs()}
-    frame = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
-    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
+             "texts": samples_tables(folder, names), "settings": settings_tables(folder, names)}
+    return {"data": data, "parts": parts}
+
+
+def report_page(content: dict[str, Any], flag: str) -> str:
+    """Write the page of a report: one file, whole in itself.
+
+    :param flag: what asks for it, for the message.
+    :raises UserError: when plotly is not installed.
+    """
     try:
-        write_text(path, page)
-    except OSError as error:
-        raise UserError(f"--html {path}: cannot be written ({error.strerror or error}).") from None
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError(f"{flag}: the package plotly is not installed; pip install 'lmplay[report]'.") from None
+    # "</script>" would end the script, and "<!--<script>" would keep its end from ending it, wherever they stand in a name
+    parts = {**content["parts"], "data": to_json(content["data"]).replace("<", "\\u003c"), "plotly": get_plotlyjs()}
+    frame = (Path(__file__).parent / "report.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], frame)
+
+
+def live_page(theme: str | None, seconds: float) -> str:
+    """Write the page of a report that is told what it shows later, and again and again.
+
+    :param seconds: between two questions for what is new.
+    :raises UserError: when plotly is not installed.
+    """
+    data = {**_frame(theme), "baseline": None, "groups": {}, "charts": [], "runs": [], "seconds": seconds}
+    tables = ("runs", "sets", "comparison", "stages", "events", "warning", "texts", "settings")
+    return report_page({"data": data, "parts": {"title": "runs", **dict.fromkeys(tables, "")}}, "--serve")
+
+
+def to_json(value: Any) -> str:
+    """Write JSON shortly."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _frame(theme: str | None) -> dict[str, Any]:
+    """Say what the page needs before it knows any run."""
+    return {"x_names": list(X_NAMES), "theme": theme, "palettes": {name: asdict(one)["curves"] for name, one in THEMES.items()}}
 
 
 def _chart(figure: Figure, kind: str, curves: Sequence[Curve], smoothing: float | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,10 +19,10 @@ def watch(folder: Path, seconds: float, draw: Callable[[Container[Path] | None],
     :param seconds: between two looks at the folder.
     :param draw: draws what shows the given files (None = everything), and returns or raises what was wrong.
     """
-    seen: dict[Path, tuple[int, int]] | None = None
+    seen: dict[Path, tuple[int, int, int]] | None = None
     said: list[str] = []
     while True:
-        found, started = _look(folder), time.perf_counter()
+        found, started = look(folder), time.perf_counter()
         if found != seen:
             try:
                 faults = draw(None if seen is None or found.keys() != seen.keys() else {path for path in found if found[path] != seen[path]})
@@ -36,13 +36,13 @@ def watch(folder: Path, seconds: float, draw: Callable[[Container[Path] | None],
         time.sleep(seconds)
 
 
-def _look(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Return of each statistics file what changes with it: time of modification and inode."""
+def look(folder: Path, patterns: Sequence[str] = ("*_stats.json",)) -> dict[Path, tuple[int, int, int]]:
+    """Return of each file, by default of statistics, what changes with it: time of modification, size and inode."""
     found = {}
-    for path in sorted(folder.glob("*_stats.json")):
+    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
         try:
             state = path.stat()
         except OSError:
             continue  # gone since it was listed
-        found[path] = (state.st_mtime_ns, state.st_ino)
+        found[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
     return found

@@ -1,7 +1,7 @@
 """A conversation with a model: what has been said, and what of it the model reads.  Writing floor, no torch."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,17 @@ def for_conversation(prompting: Prompting, forms: Mapping[str, list[dict[str, An
     if "instruction" in learned:
         return replace(prompting, form="instruction"), "the model has learned instructions, not chats: it reads each question without what was said before"
     return replace(prompting, form="chat"), "the model has learned no chats: its answers are how it would continue one"
+
+
+def read_turns(prompting: Prompting, turns: Sequence[Turn]) -> list[int]:
+    """Turn a conversation into the token ids that its next answer follows; of instructions the model reads the last one, with what it is told before.
+
+    :param turns: the last one is what a user says.
+    :raises UserError: when the tokenizer's chat template does not write these turns.
+    """
+    if prompting.form == "instruction":
+        return prompting.ids("\n".join(turn.content for turn in turns if turn.role == "system" or turn is turns[-1]))
+    return prompting.turn_ids(turns)
 
 
 @dataclass
@@ -48,14 +59,14 @@ class Conversation:
         :return: the token ids that the answer follows; and how many of the turns of the conversation are not among them.
         """
         said = [*self.said, Turn("user", question, False)]
+        system = [Turn("system", self.system, False)] if self.system else []
         if self.prompting.form == "instruction":
             self.said = said
-            return self.prompting.ids(f"{self.system}\n{question}" if self.system else question), 0
-        system = [Turn("system", self.system, False)] if self.system else []
+            return read_turns(self.prompting, [*system, *said]), 0
         fits = self.context_len - min(self.most_tokens, self.context_len // 4)
         first = 0
         while True:
-            ids = self.prompting.turn_ids([*system, *said[first:]])
+            ids = read_turns(self.prompting, [*system, *said[first:]])
             if len(ids) <= fits or first + 2 >= len(said):
                 self.said = said
                 return ids, first

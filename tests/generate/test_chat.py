@@ -8,25 +8,13 @@ import sys
 import time
 
 import pytest
-from helpers import ENVIRONMENT, TINY, trainer, write_plan, write_rows
+from helpers import ENVIRONMENT
 from helpers import generate as run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.data.samples import choose_reading
 from lmplay.generate.writer import cut_at_stops
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    asked = [("user", "Who?"), ("assistant", "A cat."), ("user", "Where?"), ("assistant", "Here.")]
-    write_rows(folder / "a.jsonl", [{"messages": [{"role": role, "content": text} for role, text in asked]} for _ in range(400)])
-    plan = write_plan(folder, {"a": {"dataset": "a.jsonl", "epochs": 3, "lr": 0.01, "validation": 0}})
-    done = trainer(*TINY, "--dropout", "0", "--context-len", "128", "--training-plan", plan, "--out-dir", folder, "--batch-size", "8",
-                   "--optimizer-warmup-steps", "2")
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_one_question_gets_its_answer_and_nothing_else(capsys, trained):

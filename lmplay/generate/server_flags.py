@@ -1,0 +1,45 @@
+"""The flags of `lmp_generator --serve`."""
+from __future__ import annotations
+
+import argparse
+
+from ..web.address import add_flags
+
+PORT = 8000
+# The limits of a server: what is the default, the least, and what it is.
+_LIMITS: dict[str, tuple[int, int, str, str]] = {
+    "limit_tokens": (4096, 1, "TOKENS", "the most tokens of a text that a request may ask for"),
+    "limit_seconds": (300, 1, "SECONDS", "the most time of a request: what waits longer is refused, what is being written ends there"),
+    "limit_queue": (64, 0, "TEXTS", "the most texts that wait while --batch-size others are being written; more are refused"),
+    "limit_body": (1_048_576, 1, "BYTES", "the largest request"),
+    "grace": (10, 0, "SECONDS", "the time that texts have to end after Ctrl+C or SIGTERM")}
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Describe the flags; gives the destinations of those that are rarely needed."""
+    group = parser.add_argument_group("a server for programs that know OpenAI's interface, with a page to try the models",
+                                      "What requests do not say is as the flags above have it.")
+    add_flags(group, PORT, "serve the model, or several")
+    for name, (default, _, unit, text) in _LIMITS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", metavar=unit, type=int, help=f"{text} (default: {default})")
+    return set(_LIMITS)
+
+
+def server_ranges(options: argparse.Namespace) -> dict[str, tuple[int, None]]:
+    """Give the least value of each limit that was typed."""
+    return {name: (least, None) for name, (_, least, _, _) in _LIMITS.items() if getattr(options, name) is not None}
+
+
+def server_faults(options: argparse.Namespace) -> list[str]:
+    """List what goes without `--serve` only, or with it only."""
+    if options.serve is None:
+        faults = [f"--{name.replace('_', '-')}: only with --serve." for name in ("token", *_LIMITS) if getattr(options, name) is not None]
+        return [*faults, *(["--model: several models are for --serve; give one."] if len(options.model or ()) > 1 else [])]
+    return [f"--serve with {flag}: it is not possible; {hint}." for flag, is_given, hint in
+            (("--title", options.title is not None, "leave it out"), ("--json", options.json, "leave it out"),
+             ("--samples", options.samples > 1, "requests have `n`"), ("--seed", options.seed is not None, "requests have `seed`")) if is_given]
+
+
+def limits_of(options: argparse.Namespace) -> dict[str, int]:
+    """Give the limits by name."""
+    return {name: default if getattr(options, name) is None else getattr(options, name) for name, (default, *_) in _LIMITS.items()}
