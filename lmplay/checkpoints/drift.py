@@ -4,6 +4,7 @@ Differences that would change the meaning of what has been trained are refused e
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..plan.curriculum import DATA_RULES, Curriculum, changed_sets, changes_to_come, show
@@ -17,10 +18,12 @@ from . import format as checkpoint
 _BY_STAGE = [*(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE), *(f"{key}_schedule" for key in CHANGING)]
 
 
-def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings]) -> list[str]:
+def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, stage_settings: dict[str, StageSettings], runs_on: Mapping[str, str]) \
+        -> list[str]:
     """List every difference between a checkpoint and the run that resumes from it, a line each.
 
     :param stored: the checkpoint.
+    :param runs_on: the device and the precision.
     :param curriculum: restored from it.
     :param stage_settings: of each stage that is not done.
     """
@@ -29,6 +32,8 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
     pairs = [(name, stored["versions"].get(name, "1"), version, True) for name, version in checkpoint.versions().items()]
+    before_on = stored["runner"]["state_args"].get("runs_on", {})
+    pairs += [(name, before_on.get(name, now), now, True) for name, now in runs_on.items() if name != "precision" or before.amp == settings.amp]
     pairs += [(f"--{flag.name.replace('_', '-')}", getattr(before, flag.name), getattr(settings, flag.name), flag.change is Change.BITS)
               for flag in FLAGS if flag.change in (Change.TOLD, Change.BITS)]
     lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]

@@ -390,6 +390,7 @@ class _RunnerState(_Base):
 class _RunnerArgs(_Base):
     settings: Annotated[dict[str, Any], AfterValidator(_settings)]
     stages: NotRequired[dict[str, dict[str, Any]]]
+    runs_on: NotRequired[dict[str, str]]
 
 
 class _Runner(_Base):

@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator for steps that allocate and free the same large blocks again and again.  No torch."""
+"""Settings of allocators for steps that allocate and free large blocks again and again.  No torch."""
 from __future__ import annotations
 
 import ctypes
@@ -23,3 +23,12 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _NEVER)
         mallopt(_MMAP_MAX, 0)
+
+
+def let_segments_grow() -> None:
+    """Let the allocator of an NVIDIA GPU extend its segments, instead of adding one for each size that it has not had: mini-batches have many lengths.
+
+    It reads the environment when it is first used; what the user has set there stays. Not on Windows, where there are no such segments.
+    """
+    if sys.platform.startswith("linux") and not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..errors import UserError
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
-from .allocator import keep_freed_memory
+from .allocator import keep_freed_memory, let_segments_grow
 from .ranks import Ranks
 
 _COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it
@@ -27,6 +28,9 @@ class Runtime:
 
     def __init__(self, settings: Settings, ranks: Ranks | None = None):
         self.ranks = ranks or Ranks()
+        if settings.tune_allocator:
+            let_segments_grow()  # before the first question to a GPU
+        _set_deterministic(settings.deterministic)
         self.device = choose_device(settings.device) if self.ranks.size == 1 else choose_device_of_rank(settings.device, self.ranks.local_rank)
         if settings.tune_allocator and self.device.type == "cpu":
             keep_freed_memory()
@@ -45,6 +49,12 @@ class Runtime:
     def precision(self) -> str:
         """The name of the precision."""
         return "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
+
+    @property
+    def described(self) -> dict[str, str]:
+        """The kind of device and the precision, which decide on the bits of what is trained."""
+        kind = self.device.type
+        return {"device": torch.cuda.get_device_name(self.device) if kind == "cuda" else kind, "precision": self.precision}
 
     @property
     def length_multiple(self) -> int:
@@ -107,6 +117,17 @@ class Runtime:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context manager for forward passes."""
         return nullcontext() if self.amp_dtype is None else torch.autocast(self.device.type, dtype=self.amp_dtype)
+
+
+def _set_deterministic(wanted: bool) -> None:
+    """Let torch take, of the kernels of an operation, one that gives the same bits each time (`--deterministic`), or whichever is fastest.
+
+    cuBLAS asks for the workspace: https://docs.nvidia.com/cuda/cublas/#results-reproducibility.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written, and filling takes time
 
 
 def choose_device(name: str | None) -> torch.device:

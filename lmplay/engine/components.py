@@ -62,7 +62,7 @@ class RunnerComponent:
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"settings": self.settings.to_json(), "stages": dict(self.stages)}
+        return {"settings": self.settings.to_json(), "stages": dict(self.stages), "runs_on": self.runtime.described}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""

@@ -541,7 +541,8 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
     if run.settings.resume != "latest":
         run.notifier.begin_another()
     run.record.note_resume()
-    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()})
+    run.changes = changes(run.settings, stored, run.curriculum, {name: stage.settings for name, stage in run.stages.items()},
+                          run.runner.runtime.described)
 
 
 def _note_changes(stage: OpenStage) -> list[str]:

@@ -301,7 +301,10 @@ class Options:
         "memory, slower (with --compile-model)", _BITS)
     matmul_precision: str = _flag("highest", _D, choice(("highest", "high", "medium")), "WHICH", "precision of float32 matrix products: faster where the "
                                   "device has TF32 (high) or bfloat16 (medium), with other results")
-    tune_allocator: bool = _flag(True, _D, switch, "", "on a CPU (Linux), keep freed memory for the next step instead of giving it back to the system", _SILENT)
+    deterministic: bool = _flag(False, _D, switch, "", "the same bits in each run on a GPU, too: only kernels that add up in a fixed order; slower (a CPU "
+                                "gives the same bits in any case)", _BITS)
+    tune_allocator: bool = _flag(True, _D, switch, "", "on Linux: on a CPU keep freed memory for the next step instead of giving it back to the system; on "
+                                 "a GPU let blocks of memory grow", _SILENT)
     keep: int = _flag(2, _R, Number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on", _ASIDE)
     resume: str = _flag("latest", _R, _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file", _ASIDE)
     save_weights_only: str | None = _flag(None, _R, _text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)

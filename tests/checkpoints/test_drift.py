@@ -44,6 +44,14 @@ def told(text: str) -> list[str]:
     return found
 
 
+def test_another_device_and_the_precision_that_comes_with_it_are_told(begun, capsys):
+    content = torch.load(MODEL, weights_only=True)
+    content["runner"]["state_args"]["runs_on"] = {"device": "NVIDIA H100", "precision": "mixed bfloat16"}
+    torch.save(content, MODEL)
+    assert told(train(capsys)) == ["device NVIDIA H100 -> cpu (bits may differ)", "precision mixed bfloat16 -> float32 (bits may differ)"]
+    assert told(train(capsys)) == []
+
+
 def test_nothing_is_told_where_nothing_differs(begun, capsys):
     assert told(train(capsys)) == []
     assert told(train(capsys, "--out-dir", "out_gpt", "--check-grads", "--max-samples-this-run", 1)) == []

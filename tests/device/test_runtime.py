@@ -1,11 +1,15 @@
 """Flags of packing, mini-batches and precision: they change how fast a run is and how much memory it takes, and not its result."""
+import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import TINY, load, sentences, write_plan, write_rows
 
+from lmplay.device.runtime import Runtime
 from lmplay.exp.gpt2ish import GPT2ish
+from lmplay.plan.settings import Settings
 from lmplay.train.__main__ import main
 
 CONTEXT = 48  # of TINY
@@ -74,3 +78,36 @@ def test_the_precision_of_matrix_products_is_set(train):
     assert torch.get_float32_matmul_precision() == "medium"
     train()
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_deterministic_kernels_are_asked_for_and_change_nothing_on_a_cpu(train, monkeypatch):
+    asked, judge = [], GPT2ish.forward
+
+    def forward(self, *arguments, **options):
+        asked.append((torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory))
+        return judge(self, *arguments, **options)
+
+    monkeypatch.setattr(GPT2ish, "forward", forward)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert main([*TINY, "--training-plan", "plan.json", "--deterministic", "--model", "same.lmp"]) == 0
+    assert set(asked) == {(True, False)}
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    asked.clear()
+    assert main([*TINY, "--training-plan", "plan.json", "--model", "plain.lmp"]) == 0
+    assert set(asked) == {(False, False)}
+    one, two = (load(f"out_gpt/{name}.lmp")["model"]["state"] for name in ("same", "plain"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize(("name", "flags"), [("PYTORCH_ALLOC_CONF", []), ("PYTORCH_CUDA_ALLOC_CONF", []), (None, []), (None, ["--no-tune-allocator"])])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there are no such segments")
+def test_the_allocator_of_a_gpu_may_let_segments_grow_unless_the_user_has_said_what_it_does(monkeypatch, name, flags):
+    for known in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(known, raising=False)
+    if name:
+        monkeypatch.setenv(name, "max_split_size_mb:128")
+    Runtime(Settings(device="cpu", tune_allocator=not flags))
+    expected = None if flags else "expandable_segments:True" if name is None else "max_split_size_mb:128"
+    assert os.environ.get(name or "PYTORCH_ALLOC_CONF") == expected
+    assert len([known for known in os.environ if known.endswith("ALLOC_CONF")]) == (expected is not None)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
