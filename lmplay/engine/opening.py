@@ -588,6 +588,7 @@ def _check_space(run: Run) -> None:
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics; rank 0 does it for all."""
     if not run.is_main:
+        run.notifier.know(run.record.stats)
         run.settings_record = settings_record(run)
         return
     folder = make_folder(run.out_dir, "output folder")

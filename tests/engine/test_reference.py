@@ -1,10 +1,13 @@
 """Stages of preference pairs as whole runs: the reference is computed once, kept, gone on with after a kill, and missed clearly; figures, exact resume."""
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import several
+import torch
 from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 from pairs import rows_of_pairs
 
@@ -203,3 +206,22 @@ def test_without_a_reference_nothing_is_kept_and_a_stop_changes_nothing(folder, 
         codes.append(run("parts", "--max-steps", "3"))
     assert compare_runs(Path("whole"), Path("parts")) == []
     assert columns("whole", "validate")["preference_accuracy"][-1] is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="forked processes")
+def test_two_processes_find_what_one_finds(folder):
+    plan(folder, epochs=1)
+    flags = [*TINY, "--training-plan", "plan.json", "--validation-interval", "20", "--dropout", "0", "--mini-batch-size", "2"]
+    for size, out in ((1, "one"), (2, "two")):
+        codes, outputs, complaints = several.train(size, *flags, "--out-dir", out)
+        assert codes == [0] * size, (outputs, complaints)
+    for kind in ("train", "validate"):
+        for name, values in columns("one", kind).items():
+            if name in ("loss", "margin", "reward_chosen", "reward_rejected", "preference_accuracy", "samples", "tokens"):
+                assert columns("two", kind)[name] == pytest.approx(values, rel=1e-3, abs=1e-4), name
+    weights = [load(Path(out, "gpt2ish_model.lmp"))["model"]["state"] for out in ("one", "two")]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-3, atol=1e-4)
+    assert kept("one").name.endswith(".jsonl")
+    assert kept("two").name.endswith(".jsonl")
