@@ -106,6 +106,7 @@ def test_there_are_commands_plans_and_programs():
 @pytest.mark.parametrize(("page", "text"), PLANS)
 def test_every_plan_is_one(reader, page, text):
     (reader / "chats.jsonl").write_text('{"dialogue": []}\n')
+    (reader / "pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
     (reader / "my_texts" / "b.txt").write_text("a")
     path = reader / "from_docs.json"
     path.write_text(text)

@@ -85,10 +85,14 @@ class Batch:
 
     def counts(self) -> Counter[str]:
         """Count what users ask of a batch: pieces, continuations, samples broken by its end, pieces that end inside a word or sentence, bytes lost, and
-        prompts whose beginning was left out."""
-        return Counter(pieces=len(self.pieces), continuations=sum(piece.number > 0 for piece in self.pieces), broken_samples=self.broken, no_tokens=self.empty,
+        prompts whose beginning was left out; of preference pairs also the answers whose end was."""
+        pairs = [piece for piece in self.pieces if piece.preferred is not None]
+        answers = {"cut_answers": sum(piece.cut is not Cut.END for piece in pairs)} if pairs else {}
+        return Counter(pieces=len(self.pieces), continuations=sum(piece.number > 0 and piece.preferred is None for piece in self.pieces),
+                       broken_samples=self.broken, no_tokens=self.empty,
                        forced_cuts=sum(piece.cut in (Cut.WORD, Cut.CHARACTER) for piece in self.pieces),
-                       bytes_lost=sum(piece.bytes_lost for piece in self.pieces), cut_prompts=sum(piece.prompt_lost > 0 for piece in self.pieces))
+                       bytes_lost=sum(piece.bytes_lost for piece in self.pieces),
+                       cut_prompts=sum(piece.prompt_lost > 0 for piece in self.pieces if piece.preferred is not False), **answers)
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import UserError
-from .samples import BREAK, Turn
+from .samples import BREAK
 from .template import NotRendered, render
+from .turns import Turn
 
 # A placeholder: the number of its turn between two private-use characters. The blanks around it show whether a template strips contents.
 _PLACE = re.compile("(\u2003?)\ue000(\\d+)\ue001(\u2003?)")
@@ -92,13 +93,13 @@ def _write_plain(turns: Sequence[Turn]) -> list[Part]:
     given = ""
     for number, turn in enumerate(turns):
         given += f"{BREAK if number else ''}{turn.role}: "
-        if not turn.learned:
+        if not turn.learned and turn.role != "assistant":
             given += turn.content
             continue
-        parts += [Part(given, learned=False), Part(turn.content)]
+        parts += [Part(given, learned=False), Part(turn.content, turn.learned)]  # an answer that is given is written as those are that are learned
         given = ""
         if number < len(turns) - 1:
-            parts.append(Part("", end=True))
+            parts.append(Part("", turn.learned, end=True))
     return parts
 
 

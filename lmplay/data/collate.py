@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -19,7 +19,8 @@ class MiniBatch:
     `tokens_BT` (int64) are the inputs, padded on the right; or, where `seq_lens` are given, one row (B = 1) of pieces of these lengths, packed one behind
     the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N` (int64) those next tokens.
     `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding. `weights_N` (float64, on
-    the CPU) are what their losses count, where the objective has given weights to the pieces.
+    the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the log-probabilities that the
+    reference gives to the truth of each piece, where there is one.
     """
 
     tokens_BT: torch.Tensor
@@ -29,6 +30,7 @@ class MiniBatch:
     n_padding: int
     seq_lens: tuple[int, ...] | None = None
     weights_N: torch.Tensor | None = None
+    reference_R: torch.Tensor | None = None
 
     @property
     def n_slots(self) -> int:
@@ -44,35 +46,51 @@ class MiniBatch:
         return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N)
 
 
-def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False) \
-        -> list[MiniBatch]:
-    """Sort pieces by length, longest first, and cut them into mini-batches.
+def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False,
+            reference: Callable[[Piece], float] | None = None) -> list[MiniBatch]:
+    """Sort pieces by length, longest first, and cut them into mini-batches.  The answers of a preference pair follow each other in one mini-batch.
 
     Sorting changes neither loss nor gradient of the batch and removes most of the padding; the longest come first, so that memory is allocated once.
 
     :param pieces: the pieces of a batch.
-    :param mini_batch_size: the most pieces in a mini-batch; used without a `token_budget`.
+    :param mini_batch_size: the most pieces in a mini-batch, but at least a pair; used without a `token_budget`.
     :param multiple: padded lengths are rounded up to a multiple of this (compiled code likes few shapes).
     :param longest: but not beyond this length (the context).
     :param token_budget: the most tokens in a mini-batch, padding included, however many pieces these are; a longer piece has one alone. 0 = not used.
     :param packed: one behind the other, without padding.
+    :param reference: gives the log-probability of a piece's truth by the reference; None = there is none.
     :return: the mini-batches; all pieces are in exactly one.
     """
-    order = sorted(range(len(pieces)), key=lambda i: (-len(pieces[i].tokens), i))
+    units = sorted(_pairs(pieces), key=lambda unit: (-max(len(pieces[i].tokens) for i in unit), unit[0]))
+    order, borders = [i for unit in units for i in unit], list(accumulate(map(len, units)))
     # The last token of a piece is only ever a target.
     lengths = [len(pieces[number].tokens) - 1 for number in order]
     mini_batches, start = [], 0
     while start < len(order):
-        width = -(-lengths[start] // multiple) * multiple
-        width = max(lengths[start], min(width, longest or width))
+        first = bisect_right(borders, start)
+        length = max(lengths[start:borders[first]])
+        width = -(-length // multiple) * multiple
+        width = max(length, min(width, longest or width))
         ends = list(accumulate(lengths[start:])) if packed else range(width, width * (len(order) - start) + 1, width)
-        stop = start + (max(1, bisect_right(ends, token_budget)) if token_budget else mini_batch_size)
-        mini_batches.append(_collate_one(pieces, order[start:stop], None if packed else width))
+        stop = start + (bisect_right(ends, token_budget) if token_budget else mini_batch_size)
+        stop = borders[max(first, bisect_right(borders, stop) - 1)]
+        mini_batches.append(_collate_one(pieces, order[start:stop], None if packed else width, reference))
         start = stop
     return mini_batches
 
 
-def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None) -> MiniBatch:
+def _pairs(pieces: Sequence[Piece]) -> list[list[int]]:
+    """Number the pieces, those of a preference pair together."""
+    units: list[list[int]] = []
+    for number, piece in enumerate(pieces):
+        if piece.preferred is False:
+            units[-1].append(number)
+        else:
+            units.append([number])
+    return units
+
+
+def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None, reference: Callable[[Piece], float] | None) -> MiniBatch:
     """Build one mini-batch from the pieces with these numbers: padded to a width, or packed."""
     lengths = [len(pieces[number].tokens) - 1 for number in numbers]
     starts = list(accumulate(lengths[:-1], initial=0)) if width is None else list(range(0, len(numbers) * width, width))
@@ -91,7 +109,8 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None)
         begin += len(targets[-1])
     return MiniBatch(torch.from_numpy(tokens).view(1 if width is None else len(numbers), -1), torch.from_numpy(np.concatenate(positions)),
                      torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - sum(lengths), tuple(lengths) if width is None else None,
-                     _weights([pieces[number] for number in numbers]))
+                     _weights([pieces[number] for number in numbers]),
+                     None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64))
 
 
 def _weights(pieces: Sequence[Piece]) -> torch.Tensor | None:

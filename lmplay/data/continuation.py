@@ -37,8 +37,9 @@ class Piece:
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
     sample's pieces from 0, `last` marks the final one. `weight` is what the loss of each of its tokens counts, where the objective
-    gives one. `bytes_lost` are those of its truth that the tokenizer cannot write, `prompt_lost` the tokens of the sample's prompt that had to be left out of
-    the first piece. `starts` and `cuttable` are those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
+    gives one. `preferred` tells the answers of a preference pair, chosen and rejected, which follow each other. `bytes_lost` are those of its truth that the
+    tokenizer cannot write, `prompt_lost` the tokens of the sample's prompt that had to be left out of the first piece. `starts` and `cuttable` are
+    those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
     """
 
     sample: Sample
@@ -52,6 +53,7 @@ class Piece:
     bytes_lost: int = 0
     prompt_lost: int = 0
     weight: float | None = None
+    preferred: bool | None = None
     starts: np.ndarray = field(kw_only=True)
     cuttable: np.ndarray = field(kw_only=True)
 
@@ -115,18 +117,36 @@ class Cutter:
         """Make one for another context length."""
         return Cutter(self._tokenizer, context_len, self._estimate)
 
-    def cut(self, sample: Sample) -> list[Piece]:
+    def cut(self, sample: Sample, least_truth: int = 0) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text, or the answers of its chat.
 
         :param sample: with a truth that is not empty, or turns.
+        :param least_truth: the prompt is cut as that of a truth of at least this many tokens.
         :return: pieces that fit the context, each with something to learn; none where the tokenizer has no token for any of the text.
         """
         if not sample.turns:
-            return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),))
+            return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),), least_truth)
         template = choose_template(sample.chat, self._tokenizer.chat_template)
-        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text))
+        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text), least_truth)
 
-    def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part]) -> list[Piece]:
+    def cut_pair(self, sample: Sample) -> list[Piece]:
+        """Cut a preference pair: the same prompt before both answers, and what fits of each answer in one piece.
+
+        :param sample: one that has a `rejected`.
+        :return: the piece of the chosen answer and that of the rejected one; none where the tokenizer has no token for one of them.
+        """
+        import numpy as np
+
+        assert sample.rejected is not None
+        answers = sample, sample.rejected
+        cut = [self.cut(one) for one in answers]
+        if not all(cut):
+            return []
+        if not np.array_equal(cut[0][0].tokens[:cut[0][0].n_prompt], cut[1][0].tokens[:cut[1][0].n_prompt]):  # it fits with one of them only
+            cut = [self.cut(one, self.context_len) for one in answers]
+        return [replace(pieces[0], sample=sample, number=number, last=number == 1, preferred=number == 0) for number, pieces in enumerate(cut)]
+
+    def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part], least_truth: int = 0) -> list[Piece]:
         """Cut a sample that has been written out to parts.
 
         :param sample: what the pieces are of.
@@ -138,7 +158,7 @@ class Cutter:
 
         head, text, encoded, learned, whole = self._encode(given, truth)
         first_answer = len(encoded.ids) if learned is None or learned.all() else int((~learned).argmax())
-        prompt, again = self._prompts(given, head, first_answer, learned is not None)
+        prompt, again = self._prompts(given, head, max(first_answer, least_truth), learned is not None)
         lost = len(head.ids) - len(prompt) if len(head.ids) else 0
         pieces: list[Piece] = []
         begin, n, end = 0, len(encoded.ids), len(text.rstrip())

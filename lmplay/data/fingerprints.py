@@ -13,7 +13,7 @@ _NAMED = 5
 
 def same_data(before: dict[str, Any] | None, now: dict[str, Any] | None) -> bool:
     """Tell whether two fingerprints are of the same rows in the same order."""
-    return _essence(before) == _essence(now)
+    return essence(before) == essence(now)
 
 
 def describe_changes(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
@@ -48,7 +48,7 @@ def _describe(before: dict[str, Any] | None, now: dict[str, Any] | None) -> str:
         there = now or before or {}
         return f"{there['name']} (validation rows of its own that {'were not there' if before is None else 'are not there any more'})"
     parts = _files(before.get("listed"), now.get("listed"))
-    keys = [key for key in {**_essence(before), **_essence(now)} if before.get(key) != now.get(key) and not (parts and key in ("digest", "files"))]
+    keys = [key for key in {**essence(before), **essence(now)} if before.get(key) != now.get(key) and not (parts and key in ("digest", "files"))]
     parts += [f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys if key not in ("rows", "digest")]
     parts = parts or ["its text"]
     rows = f"{before.get('rows'):,} rows before, {now.get('rows'):,} now" if "rows" in before and "rows" in now else ""
@@ -68,6 +68,6 @@ def _files(before: list[list[Any]] | None, now: list[list[Any]] | None) -> list[
     return named[:_NAMED] + ([f"and {len(named) - _NAMED:,} more"] if len(named) > _NAMED else [])
 
 
-def _essence(fingerprint: dict[str, Any] | None) -> dict[str, Any]:
+def essence(fingerprint: dict[str, Any] | None) -> dict[str, Any]:
     """Give the parts of a fingerprint that say something about the rows."""
     return {key: value for key, value in (fingerprint or {}).items() if key not in _ASIDE}

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..words import counted
 from .permutation import hash64
-from .samples import Reading, Skipped
+from .samples import Reading
 from .sources import AnySource, BadRow, IndexedSource
+from .turns import Skipped
 
 # Rows that are looked at, spread evenly over the source: of a stream, whose later rows cost a download, the first ones.
 _LOOKED_AT = 200

@@ -12,11 +12,15 @@ PAIRS = (("prompt", "truth"), ("prompt", "completion"), ("prompt", "response"), 
          ("instruction", "response"), ("input", "output"), ("input", "target"), ("source", "target"))
 INPUTS = ("input", "context")
 MESSAGES = ("messages", "conversations", "conversation")
-USUAL = frozenset((*TEXT, *TITLE, *(name for pair in PAIRS for name in pair), *INPUTS, *MESSAGES, "nats"))
+# Those of preference pairs: both answers, and what comes before them, which a row may lack.
+ANSWERS = ("chosen", "rejected")
+QUESTIONS = ("prompt", "question", "instruction", "input")
+SYSTEMS = ("system", "system_prompt")
+USUAL = frozenset((*TEXT, *TITLE, *(name for pair in PAIRS for name in pair), *INPUTS, *MESSAGES, *ANSWERS, *QUESTIONS, *SYSTEMS, "nats"))
 # The usual forms of a row by the names that each needs, in order of preference.
 _FORMS = (*((name,) for name in TEXT), *PAIRS, *((name,) for name in MESSAGES))
 # The roles that a row must have a field for; of the others it may lack the field.
-_NEEDED = ("text", "prompt", "instruction", "truth", "output", "messages")
+_NEEDED = ("text", "prompt", "instruction", "truth", "output", "messages", *ANSWERS)
 
 
 class Form(NamedTuple):
@@ -32,8 +36,10 @@ class Form(NamedTuple):
 
     def __str__(self) -> str:
         """Say which fields are given and which are learned: ``'title' → 'text'``."""
-        *given, learned = (f"'{self.roles[role]}'" for role in ("title", "prompt", "instruction", "input", "text", "truth", "output", "messages")
-                           if role in self.roles)
+        *given, learned = (f"'{self.roles[role]}'" for role in ("system", "title", "prompt", "instruction", "input", "text", "truth", "output", "messages",
+                                                                "chosen") if role in self.roles)
+        if "rejected" in self.roles:
+            learned += f" over '{self.roles['rejected']}'"
         return f"{' + '.join(given)} → {learned}" if given else learned
 
 
@@ -42,15 +48,23 @@ def form_of(roles: dict[str, str]) -> Form:
     return Form(roles, tuple(field for role, field in roles.items() if role in _NEEDED))
 
 
+def pair_form(fields: Iterable[str]) -> Form | None:
+    """Find the form of preference pairs that the usual names among a row's fields allow; None where an answer is missing."""
+    by_name = _by_name(fields)
+    if not all(name in by_name for name in ANSWERS):
+        return None
+    first = [(role, next((by_name[name] for name in names if name in by_name), None)) for role, names in (("system", SYSTEMS), ("prompt", QUESTIONS))]
+    answers = {name: by_name[name] for name in ANSWERS}
+    return Form({role: field for role, field in first if field is not None} | answers, tuple(answers.values()))
+
+
 def usual_forms(fields: Iterable[str]) -> dict[tuple[str, ...], Form]:
     """Find the forms that the usual names among a row's fields allow.
 
     :param fields: names of the row's fields; of two that differ in case only, the first counts.
     :return: the forms by the usual names that they need, in order of preference.
     """
-    by_name: dict[str, str] = {}
-    for field in fields:
-        by_name.setdefault(field.lower(), field)
+    by_name = _by_name(fields)
     return {names: _usual_form(names, by_name) for names in _FORMS if all(name in by_name for name in names)}
 
 
@@ -81,6 +95,14 @@ def rank(rows: Iterable[dict[str, Any]], fields: Iterable[str] = ()) -> list[tup
         total += bool(found)
     there = usual_forms(fields)
     return sorted(_FORMS, key=lambda names: (-total - 1 if 2 * fitting[names] > total else -fitting[names], names not in there, _FORMS.index(names)))
+
+
+def _by_name(fields: Iterable[str]) -> dict[str, str]:
+    """Find fields by their names in lower case; of two that differ in case only, the first counts."""
+    by_name: dict[str, str] = {}
+    for field in fields:
+        by_name.setdefault(field.lower(), field)
+    return by_name
 
 
 def _usual_form(names: tuple[str, ...], by_name: dict[str, str]) -> Form:

@@ -10,8 +10,9 @@ from typing import Any
 from ..errors import UserError
 from ..words import counted
 from .mixing import Mix
-from .samples import Reading, Sample, Skipped
+from .samples import Reading, Sample
 from .sources import BadRow, Row, Source
+from .turns import Skipped
 
 # Rows that are named for each reason why rows are skipped.
 NAMED_ROWS = 3

@@ -6,17 +6,22 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.batcher import Batch, Batcher, ShuffledBatcher
 from ..data.collate import MiniBatch, collate
 from ..data.continuation import Cutter, Piece
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
+from ..data.sentences import Cut
 from ..data.stream import SampleStream
 from ..data.workers import Workers
 from ..errors import UserError
+from ..objectives.base import Objective
 from .run import OpenStage
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Batches made ahead of the step: enough to even out short and long ones.
 _AHEAD = 4
@@ -26,7 +31,8 @@ _AHEAD = 4
 class Grouping:
     """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`.
 
-    Where there are fewer mini-batches than `ranks`, they are smaller, so that more ranks have one.
+    Where there are fewer mini-batches than `ranks`, they are smaller, so that more ranks have one. `reference` gives the log-probability of a piece's truth by
+    the reference, where the objective compares with one.
     """
 
     mini_batch_size: int
@@ -34,13 +40,14 @@ class Grouping:
     context_len: int
     packed: bool
     ranks: int = 1
+    reference: Callable[[Piece], float] | None = None
 
     def mini_batches(self, pieces: Sequence[Piece], token_budget: int) -> list[MiniBatch]:
         """Make mini-batches of at most `token_budget` tokens, 0 = by pieces."""
         size = min(self.mini_batch_size, -(-len(pieces) // self.ranks))
         if token_budget and self.ranks > 1:
             token_budget = min(token_budget, -(-sum(len(piece.tokens) - 1 for piece in pieces) // self.ranks))
-        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed)
+        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed, self.reference)
 
 
 @dataclass(frozen=True)
@@ -103,13 +110,13 @@ class StageSizes:
         """
         :param cutter: for the longest context.
         """
-        self._settings, self._prepare = stage.settings, stage.objective.prepare
+        self._settings, self._objective = stage.settings, stage.objective
         self._cutters = {cutter.context_len: cutter}
 
     def batch_size(self, progress: float) -> int:
         """See :class:`lmplay.data.batcher.Sizes`."""
         chain = self._settings.batch_size_schedule
-        return self._settings.batch_size if chain is None else round(chain.at(progress))
+        return whole_units(self._settings.batch_size if chain is None else round(chain.at(progress)), self._objective)
 
     def context_len(self, progress: float) -> int:
         """Give the most tokens of a piece."""
@@ -122,7 +129,18 @@ class StageSizes:
         if length not in self._cutters:
             longest = max(self._cutters)
             self._cutters = {longest: self._cutters[longest], length: self._cutters[longest].with_context(length)}
-        return self._prepare(sample, self._cutters[length])
+        return self._objective.prepare(sample, self._cutters[length])
+
+
+def whole_units(batch_size: int, objective: Objective) -> int:
+    """Give the most pieces of a batch: with preference pairs an even number."""
+    return batch_size - batch_size % 2 if objective.reads_pairs else batch_size
+
+
+def pieces_to_time(tokens: np.ndarray, objective: Objective) -> list[Piece]:
+    """Make pieces of given tokens (pieces, length), to measure how long an objective takes; for preference pairs an even number."""
+    return [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, preferred=number % 2 == 0 if objective.reads_pairs else None, starts=row[:0], cuttable=row[:0])
+            for number, row in enumerate(tokens)]
 
 
 def open_batcher(stage: OpenStage, samples: SampleStream, cutter: Cutter, **options: Any) -> Batcher:
@@ -133,12 +151,23 @@ def open_batcher(stage: OpenStage, samples: SampleStream, cutter: Cutter, **opti
     """
     pieces = stage.data.pieces if stage.objective.divides_samples else "together"
     settings, most_tokens = stage.settings, stage.stage.tokens
-    size, prepare = settings.batch_size, partial(stage.objective.prepare, cutter=cutter)
+    size, prepare = whole_units(settings.batch_size, stage.objective), partial(stage.objective.prepare, cutter=cutter)
     if settings.batch_size_schedule is not None or settings.context_len_schedule is not None:
         options["sizes"] = StageSizes(stage, cutter)
     if pieces == "shuffled":
         return ShuffledBatcher(samples, prepare, size, most_tokens, **options)
     return Batcher(samples, prepare, size, most_tokens, spread=pieces == "spread", **options)
+
+
+def batches_of(stage: OpenStage, cutter: Cutter) -> Iterator[Batch]:
+    """Give the batches of a stage from its beginning to its end, as they are when it is not stopped."""
+    batcher, progress, steps = open_batcher(stage, stage.data.open_samples(), cutter), 0.0, stage.stage.steps
+    for number in count(1):
+        batch = batcher.next(progress) if steps is None or number <= steps else None
+        if batch is None:
+            return
+        progress = (batch.progress or 0.0) if steps is None else number / steps
+        yield batch
 
 
 class Batches:

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,6 @@ import numpy as np
 import torch
 
 from ..data.batcher import Batch
-from ..data.continuation import Piece
-from ..data.samples import Sample
-from ..data.sentences import Cut
 from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
 from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
 from ..documents import read_json_or_yaml
@@ -27,7 +25,7 @@ from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
 from ..plan.names import DEFAULT_OBJECTIVE
 from ..plan.settings import StageSettings
-from .batches import Grouping, TrainBatch
+from .batches import Grouping, TrainBatch, pieces_to_time, whole_units
 from .run import Run
 from .step import train_step
 
@@ -167,13 +165,14 @@ def measure(run: Run, stage: StageSettings, grouping: Grouping, objective: Objec
     :return: tokens/s for each budget (tokens) that fits, in order.
     """
     speeds: dict[int, float] = {}
-    count, length, device = 1, stage.context_len, run.runtime.device
+    most = whole_units(stage.batch_size, objective)
+    count, length, device = 2 if objective.reads_pairs else 1, stage.context_len, run.runtime.device
     with _untouched(run):
         began_with, out_of_memory = memory_in_use(device), False
         while True:
-            batch = _full_batch(run, count, grouping)
+            batch = _full_batch(run, count, grouping, objective)
             try:
-                speed = count * length / _seconds(run, objective, batch, alone=count == stage.batch_size)
+                speed = count * length / _seconds(run, objective, batch, alone=count == most)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -182,9 +181,9 @@ def measure(run: Run, stage: StageSettings, grouping: Grouping, objective: Objec
                 return speeds
             slower = speed < GAIN * max(speeds.values(), default=0.0)
             speeds[count * length] = speed
-            if slower or count >= stage.batch_size or not _twice_fits(device, began_with):
+            if slower or count >= most or not _twice_fits(device, began_with):
                 return speeds
-            count = min(2 * count, stage.batch_size)
+            count = min(2 * count, most)
 
 
 def _fastest(speeds: dict[int, float]) -> int | None:
@@ -238,12 +237,12 @@ def _seconds(run: Run, objective: Objective, batch: TrainBatch, alone: bool) -> 
     return min(seconds, *(once() for _ in range(_TIMED))) if seconds < _SHORT_SECONDS else seconds
 
 
-def _full_batch(run: Run, count: int, grouping: Grouping) -> TrainBatch:
+def _full_batch(run: Run, count: int, grouping: Grouping, objective: Objective) -> TrainBatch:
     """Make a batch of N pieces of random tokens that fill the context, in one mini-batch; drawn by a generator of its own."""
     length = grouping.context_len
     tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, length))
-    pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
-    return TrainBatch(Batch(pieces, {}), grouping.mini_batches(pieces, count * length), count * length, [], range(0))
+    pieces = pieces_to_time(tokens, objective)
+    return TrainBatch(Batch(pieces, {}), replace(grouping, reference=None).mini_batches(pieces, count * length), count * length, [], range(0))
 
 
 def _twice_fits(device: torch.device, began_with: int | None) -> bool:

@@ -15,6 +15,7 @@ from ..data.collate import MiniBatch
 from ..data.continuation import Piece
 from ..device.model import DeviceModel
 from ..objectives.base import Objective
+from ..objectives.losses import token_losses
 from ..report.records import ValidationDone
 from ..stats.accuracy import count_edits, count_right
 from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
@@ -84,6 +85,24 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
     finally:  # memory may have run out
         model.raw.train(was_training)
     return replace(found, samples=samples) if found is not None else None
+
+
+def log_probs(model: DeviceModel, pieces: Sequence[Piece], mini_batches: Sequence[MiniBatch]) -> list[float]:
+    """Compute the log-probability of each piece's truth (nats, summed over its tokens), without dropout."""
+    found = [0.0] * len(pieces)
+    was_training = model.raw.training
+    model.raw.eval()
+    try:
+        with torch.no_grad():
+            for mini_batch in mini_batches:
+                with model.runtime.autocast():
+                    losses_N, _ = token_losses(model.wrapped, mini_batch.to(model.runtime.device), model.head)
+                losses = losses_N.double().cpu()
+                for number, where in mini_batch.rows:
+                    found[number] = -float(losses[where].sum())
+    finally:  # memory may have run out
+        model.raw.train(was_training)
+    return found
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class HeldOut:
         if sum(map(_count, self._whole)) <= most:
             return self._whole
         share = most / len(self._whole)
-        units = [unit if unit[0].sample.nats is not None else
+        units = [unit if unit[0].sample.nats is not None or unit[0].preferred is not None else
                  unit[:max(1, sum(tokens <= share for tokens in accumulate(piece.n_truth for piece in unit)))] for unit in self._whole]
         return units[:max(_LEAST, sum(tokens <= most for tokens in accumulate(map(_count, units))))]
 
@@ -140,7 +140,8 @@ def identify(unit: list[Piece]) -> str:
     """Give a text by which two runs know that they have judged the same: the sample, and which part of it, if not all."""
     sample = unit[0].sample
     part = "" if unit[-1].last else f"\n{sum(len(piece.truth) for piece in unit)}"
-    return f"{sample.prompt}\n{sample.truth}{part}"
+    other = "" if sample.rejected is None else f"\n{sample.rejected.truth}"
+    return f"{sample.prompt}\n{sample.truth}{other}{part}"
 
 
 def _count(unit: list[Piece]) -> int:

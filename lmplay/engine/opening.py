@@ -137,21 +137,26 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
     """
     opened, faults, accepted = dict[str, OpenStage](), Faults(), list[str]()
     for stage, state in stages:
-        settings = data = None
+        settings = data = objective = None
         with faults.collected():
             settings = outline.stage_settings(stage, begun=state.fingerprints is not None)
         with faults.collected():
-            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules)
+            objective = load_objective(settings.objective, settings.objective_settings) if settings is not None else None
+        with faults.collected():
+            data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules,
+                             objective is not None and objective.reads_pairs)
             if data.warnings and stage.dataset and state.fingerprints is None:
                 _check_gives_samples(stage.name, data)
-        if settings is None or data is None:
+        if settings is None or data is None or objective is None:
             continue
         with faults.collected():
-            found = OpenStage(stage, state, settings, data, load_objective(settings.objective, settings.objective_settings))
+            found = OpenStage(stage, state, settings, data, objective)
             if not stage.dataset:
                 continue
             if settings.validation_samples is None and (held_out := data.open_validation()) is not None and held_out.endless:
                 faults.lines.append(f"stage '{stage.name}': validation samples: found all, and the held-out rows have no end; give a number.")
+            if objective.reads_pairs and settings.smallest_batch < 2:
+                faults.lines.append(f"stage '{stage.name}': batch_size {settings.smallest_batch} holds no pair, which is two pieces; give 2 or more.")
             if not data.length_is_known:
                 needing = [f"lr_schedule {settings.lr_schedule.in_words()}"] if settings.lr_schedule.needs_length else []
                 needing += [f"{key} as a list of parts" for key in CHANGING if getattr(settings, f"{key}_schedule") is not None]
@@ -584,6 +589,7 @@ def _check_space(run: Run) -> None:
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:
     """Make the folders, set aside what the run does not go on from, and write the settings beside the statistics; rank 0 does it for all."""
     if not run.is_main:
+        run.notifier.know(run.record.stats)
         run.settings_record = settings_record(run)
         return
     folder = make_folder(run.out_dir, "output folder")

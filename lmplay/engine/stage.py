@@ -4,8 +4,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from torch.profiler import record_function
@@ -25,15 +27,16 @@ from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
 from ..writing.prompting import recorded
-from .batches import Batches, Grouping, TrainBatch
+from .batches import Batches, Grouping, TrainBatch, batches_of
 from .budget import TokenBudget
 from .by_source import BySource
 from .early_stopping import is_over, judge_anew, note_loss, note_lowest
-from .evaluate import Evaluation, evaluate, validation_done
+from .evaluate import Evaluation, evaluate, log_probs, validation_done
 from .held_out import HeldOut
 from .named_sets import NamedSets
 from .opening import freeze
 from .profile import DATA
+from .reference import Reference, find_values
 from .run import OpenStage, Run
 from .step import StepSums, train_step
 from .written import judge_written
@@ -49,8 +52,9 @@ class StageRunner:
         self.objective = stage.objective
         self.cutter = Cutter(run.model.tokenizer, stage.settings.context_len, run.settings.continuation == "estimate")
         self._prepare = partial(self.objective.prepare, cutter=self.cutter)
+        self._reference = Reference() if self.objective.needs_reference else None
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
-                                  run.runtime.packs(run.device_model.raw), run.runtime.ranks.size)
+                                  run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
@@ -96,7 +100,7 @@ class StageRunner:
     def begin(self) -> None:
         """Start to make batches, and set model and optimizers up for this stage."""
         run = self.run
-        if not self._budget.is_measured:  # else it is not known yet
+        if not self._budget.is_measured and self._reference is None:  # else these are not known yet
             self.batches.start()  # beside the look at the validation rows
         self.held_out = HeldOut(self._open, self._prepare)
         interval = run.settings.validation_interval
@@ -127,6 +131,8 @@ class StageRunner:
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
         run.device_model.raw.train()
         self._budget.settle()
+        if self._reference is not None:
+            self._reference.values = run.accord.from_main(lambda: find_values(run, self._open, self._pieces, self._log_probs))
 
     def next_batch(self) -> TrainBatch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
@@ -255,6 +261,23 @@ class StageRunner:
         self.state.position = None
         self.run.lr_schedulers.start_stage()
         return True
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Give all pieces that the stage is trained on, and judged by."""
+        for batch in batches_of(self._open, self.cutter):
+            yield from batch.pieces
+        for unit in chain(self.held_out.regular(), self.held_out.rest()):
+            yield from unit
+
+    def _log_probs(self, pieces: list[Piece]) -> list[float]:
+        """Compute the log-probabilities of answers by the model as it is; of several ranks only this one does."""
+        found: list[float] = []
+        pieces = [replace(piece, preferred=None) for piece in pieces]  # the other answer of a pair may be among those before
+        for attempt in self._budget.attempts(self.cutter.context_len):
+            with attempt as tokens:
+                budget = self.run.settings.validation_budget(self.cutter.context_len, tokens)
+                found = log_probs(self.run.device_model, pieces, replace(self._grouping, reference=None).mini_batches(pieces, budget))
+        return found
 
     def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
         """Judge the model by held-out samples, and let it continue prompts; None when a request to stop came in between, and without samples."""

@@ -44,6 +44,12 @@ class Objective(ABC):
     divides_samples = False
     """Whether the pieces of a sample may go into several batches, as the stage's `pieces` says; else they share one, as far as they fit in."""
 
+    reads_pairs = False
+    """Whether it learns from preference pairs: rows are read as such, and :meth:`prepare` makes two pieces of each, which are never divided."""
+
+    needs_reference = False
+    """Whether it compares with the model as it was at the start of the stage: mini-batches have the log-probabilities of that."""
+
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
 

@@ -27,8 +27,8 @@ class StageState:
     validation loss so far and `stale` the number of validations since (a drop below `min_delta` does not count). `validation_due` says that a validation was
     to follow the last step, and `validated` are the run's counts at the last one, or at the start of the stage (see :class:`lmplay.cadence.Cadence`; older
     files have none). `evaluated` are those counts for each named set, and `evaluation_due` lists the named sets that were to be evaluated after the last step
-    and have not been. `lowest_loss` is the lowest loss of its validations, and `lowest_samples` the run's samples at that time. `rules` are the
-    :data:`DATA_RULES` that it began with.
+    and have not been. `reference` names the log-probabilities that an objective compares with (`engine.reference`). `lowest_loss` is the lowest loss of its
+    validations, and `lowest_samples` the run's samples at that time. `rules` are the :data:`DATA_RULES` that it began with.
     """
 
     name: str
@@ -46,6 +46,7 @@ class StageState:
     rules: int = DATA_RULES
     evaluated: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluation_due: list[str] = field(default_factory=list)
+    reference: str | None = None
 
 
 class Curriculum:

@@ -131,7 +131,13 @@ SCHEDULE_SETTINGS = tuple(dict.fromkeys(setting for row in SCHEDULES.values() fo
 DEFAULT_OBJECTIVE = "next_token"
 OBJECTIVES = {row.name: row for row in (
     Objective(DEFAULT_OBJECTIVE, "the cross entropy of the next token, over the truth", "lmplay.objectives.next_token:NextToken"),
-    Objective("sft", "the same, each token or each sample counting alike", "lmplay.objectives.sft:Sft", {"per": "token"}))}
+    Objective("sft", "the same, each token or each sample counting alike", "lmplay.objectives.sft:Sft", {"per": "token"}),
+    Objective("dpo", "of two answers, to make the chosen one likelier than the model at the stage's start has it, and the rejected one less",
+              "lmplay.objectives.dpo:Dpo", {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}),
+    Objective("simpo", "of two answers, to make a token of the chosen one likelier than one of the rejected one, without a reference",
+              "lmplay.objectives.simpo:SimPo", {"beta": 2.0, "gamma": 1.0, "label_smoothing": 0.0}),
+    Objective("orpo", "the cross-entropy of chosen answers, and their odds against the rejected ones, without a reference",
+              "lmplay.objectives.orpo:Orpo", {"beta": 0.1}))}
 OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
 
 

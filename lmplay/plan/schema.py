@@ -52,9 +52,11 @@ _PART_LENGTH = f'a whole number, 1 or more, a share of the stage such as "5%", o
 _SHORT_NUMBER = r"[0-9][0-9_]*(\.[0-9]+)?[kMB]"
 # A source with less than this part of a mix would have hardly a row, and the others come many times before it has been read once.
 _MOST_UNEQUAL = 10_000
-ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages")
-COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"})
-_COLUMN_SETS_IN_WORDS = "text, text and title, prompt and truth, instruction (and input) and output, or messages"
+ROLES = ("text", "title", "prompt", "truth", "instruction", "input", "output", "messages", "system", "chosen", "rejected")
+COLUMN_SETS = ({"text"}, {"text", "title"}, {"prompt", "truth"}, {"instruction", "output"}, {"instruction", "input", "output"}, {"messages"},
+               {"chosen", "rejected"}, {"prompt", "chosen", "rejected"}, {"system", "prompt", "chosen", "rejected"})
+_COLUMN_SETS_IN_WORDS = ("text, text and title, prompt and truth, instruction (and input) and output, messages, "
+                         "or (system and) prompt (or neither), chosen and rejected")
 _FLAGS = {flag.name: flag for flag in FLAGS}
 
 
@@ -326,6 +328,10 @@ class Objective(Part):
 
     name: ObjectiveName = Field(title="Name", description=f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
     per: Literal["token", "sample"] | None = option("What counts alike in the loss of sft", "token or sample")
+    loss: Literal["sigmoid", "ipo", "hinge"] | None = option("Kind of the loss of dpo", "sigmoid, ipo or hinge")
+    beta: float | None = option("Factor of the rewards; of orpo the weight of the odds ratio", "a number above 0", gt=0)
+    gamma: float | None = option("Margin that the rewards of simpo shall have", "a number, 0 or more", ge=0)
+    label_smoothing: float | None = option("Share of the pairs that are taken to be the wrong way round", "a number from 0 to below 0.5", ge=0, lt=0.5)
     settings: dict[str, Any] | None = option("Settings of an installed package's objective", "an object")
 
     @classmethod
@@ -335,6 +341,8 @@ class Objective(Part):
             takes = [*OBJECTIVES[name].takes] if name in OBJECTIVES else ["settings"]
             yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
                         for key in (*OBJECTIVE_SETTINGS, "settings") if key in given and key not in takes)
+        if given.get("loss") in ("ipo", "hinge") and given.get("label_smoothing"):
+            yield "label_smoothing", f"found it with the loss {given['loss']}, allowed: with sigmoid"
 
 
 class Shuffle(Part):

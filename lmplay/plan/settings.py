@@ -236,6 +236,11 @@ class StageSettings:
     context_len_schedule: Chain | None = None
     objective_settings: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def smallest_batch(self) -> int:
+        """The smallest that the batch size gets."""
+        return self.batch_size if self.batch_size_schedule is None else round(min(self.batch_size_schedule.values))
+
     def in_words(self, name: str) -> int | str:
         """Say what `batch_size` or `context_len` is, or how it changes."""
         chain: Chain | None = getattr(self, f"{name}_schedule")

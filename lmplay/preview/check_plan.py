@@ -138,7 +138,8 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: T
     estimate = _estimate(stage, measured, timer)
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
     return {**estimate, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
-            "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN) for _, sample in sorted(measured.first_samples.items())]}
+            "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN if sample.rejected is None else None)
+                              for _, sample in sorted(measured.first_samples.items())]}
 
 
 def _measure(batches: Batches) -> _Measured:
@@ -185,7 +186,7 @@ def _estimate(stage: OpenStage, measured: _Measured, timer: Timer) -> dict[str, 
             "samples": None if samples is None else round(samples), "samples_looked_at": looked_at,
             "skipped": dict(measured.skipped), "rows_read": measured.reached["samples"] + measured.skipped.total(),
             "losses": describe_losses(measured.reached), "tokens": tokens, "tokens_error": error, "pieces_per_sample": counts["pieces"] / looked_at,
-            "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "cut_prompts": counts["cut_prompts"],
+            "forced_cut_share": counts["forced_cuts"] / counts["pieces"], "cut_prompts": counts["cut_prompts"], "cut_answers": counts["cut_answers"],
             "padding_share": counts["padding"] / counts["slots"],
             "steps": steps, "seconds": seconds}
 
@@ -199,7 +200,7 @@ def _rows_of_sources(data: StageData) -> list[dict[str, Any]]:
 def _compare(data: StageData) -> dict[str, Any]:
     """Count exact duplicates among the training samples, and validation samples that are also training samples."""
     def hashes(stream: SampleStream | None) -> list[int]:
-        return [hash((sample.prompt, sample.truth)) for sample in _rows(stream)] if stream is not None else []
+        return [hash((sample.prompt, sample.truth, sample.rejected and sample.rejected.truth)) for sample in _rows(stream)] if stream is not None else []
 
     compared = hashes(data.open_samples())
     seen = set(compared)

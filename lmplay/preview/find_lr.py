@@ -14,7 +14,9 @@ import torch
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..engine.batches import Batches, Grouping, TrainBatch
+from ..engine.evaluate import log_probs
 from ..engine.opening import check_all, freeze, make_model
+from ..engine.reference import Reference, key_of
 from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import Faults, UserError
@@ -177,6 +179,11 @@ def _first_batches(settings: Settings, stage: OpenStage, view: StageView, model:
     if len(found) < _LEAST_STEPS:
         raise UserError(f"--find-lr: stage '{stage.stage.name}' has {len(found)} batches, and a short run needs {_LEAST_STEPS}; give a smaller --batch-size, "
                         "or more text.")
+    if stage.objective.needs_reference:
+        pieces = [piece for batch in found for piece in batch.batch.pieces]
+        values = log_probs(model, pieces, grouping.mini_batches(pieces, settings.token_budget(context_len)))
+        grouping = replace(grouping, reference=Reference(dict(zip(map(key_of, pieces), values, strict=True))))
+        found = [replace(batch, mini_batches=grouping.mini_batches(batch.batch.pieces, batch.token_budget)) for batch in found]
     return found
 
 

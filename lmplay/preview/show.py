@@ -131,7 +131,8 @@ def _spans(piece: Piece, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 def _counts(piece: Piece) -> dict[str, Any]:
     """Count a piece's tokens, and name what it ends at."""
-    return {"piece": piece.number + 1, "last": piece.last, "ends_at": piece.cut.name.lower(), "prompt_tokens": piece.n_prompt,
+    answer = {} if piece.preferred is None else {"answer": "chosen" if piece.preferred else "rejected"}
+    return {"piece": piece.number + 1, **answer, "last": piece.last, "ends_at": piece.cut.name.lower(), "prompt_tokens": piece.n_prompt,
             "truth_tokens": len(piece.tokens) - piece.n_prompt, "learned_tokens": sum(_flags(piece))}
 
 
@@ -153,7 +154,8 @@ def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
     """Write the result of :func:`sample_as_json` as lines below a title: its pieces, each with what is given (grey on a terminal) and what is learned."""
     yield f"== {title}, stage {sample['stage']}: {sample['place']}"
     for piece in sample["pieces"]:
-        yield (f"-- piece {piece['piece']} of {sample['n_pieces']}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
+        what = f"{piece['answer']} answer" if "answer" in piece else f"piece {piece['piece']} of {sample['n_pieces']}"
+        yield (f"-- {what}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
                f"of at most {sample['context_len']} tokens, {piece['learned_tokens']} learned, ends at {_ENDS[piece['ends_at']]}")
         for learned, spans in groupby(piece["spans"], key=lambda span: span["learned"]):
             text = "".join(_END_SIGN if span["end"] else span["text"] for span in spans).translate(_PICTURES)

@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..data.batcher import Batch
-from ..data.continuation import Piece
-from ..data.samples import Sample
-from ..data.sentences import Cut
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
-from ..engine.batches import Grouping, TrainBatch
+from ..engine.batches import Grouping, TrainBatch, pieces_to_time, whole_units
 from ..engine.model_spec import ModelSpec, choose_model, tokenizer_name
 from ..engine.opening import start_device
 from ..errors import UserError
@@ -220,12 +217,13 @@ class _Stopwatch:
         module = spec.build(self._sizes._vocab_size).to(self._runtime.device)
         model = DeviceModel(module, self._runtime.wrap(module, spec.args["context_len"], lambda said: None), self._runtime)
         timer = Timer(model, optimizers_of(stage, module))
-        count = min(_PIECES, stage.batch_size)
+        objective = load_objective(stage.objective, stage.objective_settings)
+        count = whole_units(min(_PIECES, stage.batch_size), objective)
         tokens = np.random.default_rng(0).integers(0, self._sizes._vocab_size, (count, stage.context_len))
-        pieces = [Piece(Sample("", ""), row, 1, "", Cut.END, 0, True, starts=row[:0], cuttable=row[:0]) for row in tokens]
+        pieces = pieces_to_time(tokens, objective)
         grouping = Grouping(count, self._runtime.length_multiple, stage.context_len, self._runtime.packs(module))
         mini_batches = grouping.mini_batches(pieces, count * stage.context_len)
-        timer.time(load_objective(stage.objective, stage.objective_settings), TrainBatch(Batch(pieces, {}), mini_batches, 0, [], range(0)))
+        timer.time(objective, TrainBatch(Batch(pieces, {}), mini_batches, 0, [], range(0)))
         of_step = stage.batch_size * stage.context_len
         return of_step / (of_step * timer.seconds_per_slot + timer.seconds_per_update)
 

@@ -39,6 +39,10 @@ class Notifier:
         """Whether a callback wants the plots at the end."""
         return any(member.wants_pictures for member in self._callbacks.members.values())
 
+    def know(self, stats: ModelStats) -> None:
+        """Take the declared figures from the run's statistics, where nobody is told of its start: on other ranks than the first."""
+        self._stats = stats
+
     def start(self, name: str, folder: Path, settings: dict[str, Any], plan: dict[str, Any], stats: ModelStats, by_stage: Sequence[ModelStats],
               samples: list[Figures]) -> None:
         """Say that a run begins or continues, and give what it has done so far.

@@ -36,7 +36,7 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
 def loss_in_words(judged: Judged) -> str:
     """Write a validation loss with its standard error, if that is known."""
     error = f" ± {judged['standard_error']:.3f}" if "standard_error" in judged else ""
-    return f"{judged['loss']:.3f}{error} nats per token"
+    return f"{judged['loss']:.3f}{error} {judged.get('unit', 'nats per token')}".rstrip()
 
 
 def set_line(name: str, figures: Mapping[str, Any], skipped: Mapping[str, int]) -> str:

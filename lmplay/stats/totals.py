@@ -23,9 +23,11 @@ MOST_SAVES = 1000
 
 
 class Judged(TypedDict, total=False):
-    """The result of a validation: the samples before it; its loss, the loss's standard error, and the lowest possible loss where known, in nats per token."""
+    """The result of a validation: the samples before it; its loss, the loss's standard error, and the lowest possible loss where known, in nats per token
+    unless there is another `unit` (the empty text where the loss is one of samples or pairs)."""
 
     samples: int
+    unit: str
     loss: float
     standard_error: float
     floor: float
@@ -107,6 +109,8 @@ class ModelStats:
             self.totals["total_validations"] += 1
         known = {name: value for name, value in values(_JUDGED, figures).items() if value is not None}
         result: Judged = {"samples": progress.samples, **known}  # type: ignore[typeddict-item]
+        if figures.get("n_bytes") == 0:
+            result["unit"] = ""
         if final:
             self.final = result
         if self.best is None or result["loss"] < self.best["loss"]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..data.samples import Turn
+from ..data.turns import Turn
 from .prompting import Prompting
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..data.chat import Part, choose_template, write_out
 from ..data.encoding import PartEncoder
-from ..data.samples import BREAK, Turn
+from ..data.samples import BREAK
+from ..data.turns import Turn
 from ..tokenizer import Tokenizer
 
 

@@ -63,7 +63,7 @@ MISTAKES = {
     "misspelt patience": (stage(early_stopping={"patiense": 3}), ["key 'early_stopping.patiense'", "unknown key", "'patience'"]),
     "negative min_delta": (stage(early_stopping={"patience": 1, "min_delta": -1}), ["key 'early_stopping.min_delta'", "found -1", "0 or more"]),
     "early_stopping unseen": (stage(early_stopping={"patience": 1}, validation=0), ["key 'early_stopping'", "fraction of 0", "allowed:"]),
-    "unknown objective": (stage(objective="dpo"), ["key 'objective'", 'found "dpo"', "allowed: next_token"]),
+    "unknown objective": (stage(objective="dpoo"), ["key 'objective'", 'found "dpoo"', "allowed: next_token"]),
     "two lengths": (stage(epochs=1, tokens=5), ["key 'tokens'", "found epochs and tokens together", "allowed: one of epochs, samples, tokens"]),
     "epochs of the endless": ({"one": {"dataset": "builtin:tales/2"}}, ["key 'dataset'", "builtin:tales/2", "never ends", "samples, tokens or steps"]),
     "endless in a mix": (stage(dataset=["wikitext", "builtin:tales"], epochs=1), ["key 'dataset'", "never ends", "samples, tokens or steps"]),

@@ -1,0 +1,189 @@
+"""The log-probabilities that the model gives to the answers of a stage when it starts: computed once ahead of it, and kept in a file.  Engine floor.
+
+A stage that compares with its beginning needs no second model then. The file is named by what decides its values: weights, precision, context length, data.
+While it is made it has another name, and grows by chunks of answers, each a line with a checksum: what a kill leaves is gone on with, and a chunk is always
+computed as a whole, so that the bits are those of a computation that was never stopped.
+"""
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import nn
+
+from ..data.continuation import Piece
+from ..data.fingerprints import essence
+from ..errors import UserError
+from .run import OpenStage, Run
+
+FOLDER = "references"
+"""Where the files are, in the output folder."""
+# Answers that are computed and written at once.
+_CHUNK = 64
+_READING = ("dataset", "validation", "epochs", "samples", "tokens", "steps", "pieces", "stopping", "shuffle")
+
+
+@dataclass
+class Reference:
+    """Gives the log-probability of a piece's truth by the reference.  Empty until the stage has begun."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, piece: Piece) -> float:
+        """See above; the values are sums in nats."""
+        return self.values[key_of(piece)]
+
+
+def key_of(piece: Piece) -> str:
+    """Identify what a piece's log-probability depends on, besides the model."""
+    said = blake2b(piece.tokens.astype("<i4").tobytes(), digest_size=16)
+    said.update(f"{piece.n_prompt}".encode())
+    said.update(b"" if piece.learned is None else piece.learned.tobytes())
+    return said.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a file holds: values, what it was made for (None where it is not complete), how many of its bytes are whole, and whether they are all."""
+
+    values: dict[str, float]
+    made_for: dict[str, Any] | None
+    n_bytes: int
+    is_whole: bool
+
+
+def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]], judge: Callable[[list[Piece]], list[float]]) -> dict[str, float]:
+    """Find the values of all answers of a stage: in the file, or by the model, which must be the one at the stage's start then.
+
+    :param pieces: gives the pieces that the stage is trained on and judged by, from its beginning.
+    :param judge: computes log-probabilities.
+    :return: the values by :func:`key_of`.
+    :raises UserError: when values are missing and the model has been trained since the start of the stage, and when the file cannot be written.
+    """
+    identity, folder = _identify(run, stage), run.out_dir / FOLDER
+    name = stage.state.reference or identity
+    path, part = folder / f"{name}.jsonl", folder / f"{name}.{run.path.stem}.part"
+    made_for = _made_for(run, stage)
+    kept = _read(path, name)
+    if kept.made_for == made_for and kept.is_whole:
+        stage.state.reference = name
+        return kept.values
+    begun = _read(part, name)
+    known = {**kept.values, **begun.values}
+    missing = _missing(pieces(), known) if name != identity else 0
+    if missing:
+        wrong = "is not there" if not path.exists() else "is damaged" if not kept.is_whole else "is of other data or settings"
+        raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {missing:,} log-probabilities of the model at the start of the stage are missing; "
+                        "it has been trained since. Bring the file, the data or the settings back, or begin the stage anew with --resume and the checkpoint "
+                        "of the stage before.")
+    run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        values = _compute(part, begun, kept.values, name, pieces(), judge, made_for)
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"{part}: the log-probabilities of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "
+                        "on with it.") from error
+    stage.state.reference = name
+    return values
+
+
+def _compute(part: Path, begun: _Kept, before: Mapping[str, float], name: str, pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]],
+             made_for: dict[str, Any]) -> dict[str, float]:
+    """Compute what is missing, chunk by chunk, and write all of it; what is in the file already is left there."""
+    values = dict(begun.values)
+    with open(part, "ab") as file:
+        file.truncate(begun.n_bytes)
+        if not begun.n_bytes:
+            file.write(_line({"reference": name}))
+        for chunk in _chunks(pieces):
+            keys = [key_of(piece) for piece in chunk]
+            if all(key in values for key in keys):
+                continue
+            found = [before[key] for key in keys] if all(key in before for key in keys) else judge(chunk)
+            values.update(zip(keys, found, strict=True))
+            file.write(_line({"values": dict(zip(keys, found, strict=True))}))
+            file.flush()
+        file.write(_line({"made_for": made_for}))
+        file.flush()
+        os.fsync(file.fileno())
+    return values
+
+
+def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Give different pieces in chunks, in the order in which they come first."""
+    seen: set[str] = set()
+    different = (piece for piece in pieces if (key := key_of(piece)) not in seen and not seen.add(key))  # type: ignore[func-returns-value]
+    while chunk := list(islice(different, _CHUNK)):
+        yield chunk
+
+
+def _missing(pieces: Iterable[Piece], known: Mapping[str, float]) -> int:
+    """Count the different pieces whose value is not known."""
+    return len({key for piece in pieces if (key := key_of(piece)) not in known})
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    """Write a line with its checksum."""
+    text = json.dumps(content).encode()
+    return b"%08x %s\n" % (crc32(text), text)
+
+
+def _read(path: Path, name: str) -> _Kept:
+    """Read a file up to the first line that is not whole; nothing of one that is not there, or of another reference."""
+    values: dict[str, float] = {}
+    made_for, n_bytes, is_whole = None, 0, True
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return _Kept({}, None, 0, is_whole=False)
+    for number, line in enumerate(content.splitlines(keepends=True)):
+        text = line[9:-1]
+        is_whole = line.endswith(b"\n") and line[:9] == b"%08x " % crc32(text)
+        one = json.loads(text) if is_whole else {}
+        if not is_whole or (number == 0 and one.get("reference") != name):
+            is_whole = False
+            break
+        values.update(one.get("values", {}))
+        made_for = one.get("made_for", made_for)
+        n_bytes += len(line)
+    return _Kept(values, made_for, n_bytes, is_whole)
+
+
+def _identify(run: Run, stage: OpenStage) -> str:
+    """Hash what decides the values: the weights, and how and on what they are used."""
+    said = blake2b(digest_size=16)
+    of = {"precision": run.runtime.precision, "context_len": stage.settings.in_words("context_len"), "data": _data(stage)}
+    said.update(json.dumps(of, sort_keys=True, default=str).encode())
+    _hash_weights(run.device_model.raw, said.update)
+    return said.hexdigest()
+
+
+def _hash_weights(module: nn.Module, update: Callable[[Any], None]) -> None:
+    """Hash the names, types and values of a module's state."""
+    for name, tensor in sorted(module.state_dict().items()):
+        update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+
+
+def _data(stage: OpenStage) -> list[dict[str, Any]]:
+    """Identify the rows of a stage."""
+    return [essence(one) for one in stage.data.fingerprints()]
+
+
+def _made_for(run: Run, stage: OpenStage) -> dict[str, Any]:
+    """List what decides which pieces a stage has, as JSON gives it back: where it is the same, they need not be made to know that none is missing."""
+    said = stage.stage.model_dump(mode="json", include={*_READING}, exclude_none=True)
+    used, settings = stage.settings, run.settings
+    made_for = {**said, "batch_size": used.in_words("batch_size"), "context_len": used.in_words("context_len"), "validation_samples": used.validation_samples,
+                "is_bounded": used.validation_is_bounded, "seed": settings.seed, "validation_seed": settings.validation_seed, "rules": stage.state.rules,
+                "continuation": settings.continuation, "data": _data(stage)}
+    return dict(json.loads(json.dumps(made_for, default=str)))
