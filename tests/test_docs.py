@@ -78,6 +78,9 @@ def test_every_command_is_taken(reader, capsys, monkeypatch, command):
         size = [] if has_file else [*(TINY if "--params" not in arguments else []), "--out-dir", "new"]
         code = train([*arguments, *size, *([] if {*LOOKS} & {*arguments} else ["--describe"])])
     elif program == "lmp_eval":
+        if "--tasks" in arguments:  # tests/evaluate/test_harness.py has some
+            eval_flags().read(arguments)
+            return
         code = evaluate([*arguments, "--device", "cpu"])
     elif program == "lmp_generator":
         monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))

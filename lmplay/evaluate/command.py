@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .windows import Reading
 
 # What is judged of a model on one data set.
-Judge = Callable[["Judged"], "Result"]
+Judge = Callable[["Judged"], "list[Result]"]
 
 
 def run(argv: list[str] | None) -> int:
@@ -74,6 +74,9 @@ def _parser() -> Parser:
                       help="rows with prompt, chosen and rejected: how often the chosen answer is the more probable one")
     what.add_argument("--answers", metavar="[NAME=]SOURCE", action="append", default=[],
                       help="rows with a prompt and an answer: whether what the model writes has it (exact match, or pass@k with --samples)")
+    what.add_argument("--tasks", metavar="NAME", nargs="+", default=[],
+                      help="tasks of lm-evaluation-harness (pip install 'lmplay[lm-eval]'), with spaces or commas between them")
+    what.add_argument("--include-path", metavar="FOLDER", help="a folder with task files (YAML) of your own for --tasks")
     what.add_argument("--documents", metavar="NUMBER", type=int, help="read the first N documents of each set only")
     how.add_argument("--context", metavar="TOKENS", type=int,
                      help="the most tokens that a token is predicted from (default: the model's context, 4096 at most)")
@@ -104,8 +107,13 @@ def _check(options: argparse.Namespace) -> None:
     faults = []
     if not options.models:
         faults.append("give one MODEL or several: lmp_eval mine --set my_texts/. `lmp_eval --help` says more.")
-    if not any(getattr(options, kind) for kind in _KINDS):
-        faults.append("there is nothing to judge by; give --set SOURCE, --choices, --preferences or --answers.")
+    options.tasks = [name for given in options.tasks for name in given.split(",") if name]
+    if not options.tasks and not any(getattr(options, kind) for kind in _KINDS):
+        faults.append("there is nothing to judge by; give --set SOURCE, --choices, --preferences, --answers or --tasks.")
+    if options.include_path is not None and not options.tasks:
+        faults.append("--include-path: is for --tasks; give both, or leave it out.")
+    elif options.include_path is not None and not Path(options.include_path).expanduser().is_dir():
+        faults.append(f"--include-path {options.include_path}: there is no such folder.")
     for name in ("documents", "context", "stride", "batch_size", "samples", "max_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -148,16 +156,17 @@ def _evaluate(options: argparse.Namespace) -> None:
     for model in models:
         model.module.to(device)
         for data, judge in judges:
-            results.append(judge(model))
-            if model.place in records:
-                _record(model.place, results[-1])
-            for note in data.notes if model is models[0] else []:
+            for result in judge(model):
+                results.append(result)
+                if model.place in records:
+                    _record(model.place, result)
+            for note in data.notes if data is not None and model is models[0] else []:
                 print(printable(note), file=sys.stderr)
         model.module.cpu()
     _tell(results, options.json)
 
 
-def _open_sets(options: argparse.Namespace, folder: Path) -> list[tuple[DataSet, Judge]]:
+def _open_sets(options: argparse.Namespace, folder: Path) -> list[tuple[DataSet | None, Judge]]:
     """Open all sets, so that what is wrong with them is known before a model is opened."""
     from .sets import read_set
 
@@ -175,7 +184,7 @@ def _open_sets(options: argparse.Namespace, folder: Path) -> list[tuple[DataSet,
                if names[number] in names[:number]]
     if faults:
         raise UserError(*faults)
-    return judges
+    return [*judges, *([(None, _tasks(options))] if options.tasks else [])]
 
 
 def _texts(data: DataSet, options: argparse.Namespace) -> Judge:
@@ -186,7 +195,7 @@ def _texts(data: DataSet, options: argparse.Namespace) -> Judge:
     for line in texts.reads:
         print(printable(line), file=sys.stderr)
 
-    return lambda model: judge_texts(model, data, texts, _reading(options, model))
+    return lambda model: [judge_texts(model, data, texts, _reading(options, model))]
 
 
 def _choices(data: DataSet, options: argparse.Namespace) -> Judge:
@@ -195,7 +204,7 @@ def _choices(data: DataSet, options: argparse.Namespace) -> Judge:
     from .rows import read_questions
 
     questions = read_questions(data)
-    return lambda model: judge_choices(model, data, questions, _reading(options, model))
+    return lambda model: [judge_choices(model, data, questions, _reading(options, model))]
 
 
 def _preferences(data: DataSet, options: argparse.Namespace) -> Judge:
@@ -204,7 +213,7 @@ def _preferences(data: DataSet, options: argparse.Namespace) -> Judge:
     from .rows import read_pairs
 
     pairs = read_pairs(data)
-    return lambda model: judge_pairs(model, data, pairs, _reading(options, model))
+    return lambda model: [judge_pairs(model, data, pairs, _reading(options, model))]
 
 
 def _answers(data: DataSet, options: argparse.Namespace) -> Judge:
@@ -215,7 +224,20 @@ def _answers(data: DataSet, options: argparse.Namespace) -> Judge:
     problems = read_problems(data)
     ks = tuple(dict.fromkeys(options.pass_at or (1, options.samples)))
     writing = Writing(options.samples, ks, options.temperature, options.max_tokens, tuple(options.stop), options.seed, options.extract, options.batch_size)
-    return lambda model: judge_problems(model, data, problems, writing)
+    return lambda model: [judge_problems(model, data, problems, writing)]
+
+
+def _tasks(options: argparse.Namespace) -> Judge:
+    """Open tasks of lm-evaluation-harness."""
+    try:
+        from .harness import judge_tasks, open_tasks
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "lm_eval":
+            raise
+        raise UserError("--tasks: the package lm_eval is not installed; pip install 'lmplay[lm-eval]'.") from None
+    folder = None if options.include_path is None else str(Path(options.include_path).expanduser())
+    manager = open_tasks(options.tasks, folder)
+    return lambda model: judge_tasks(model, options.tasks, manager, options.documents, options.batch_size)
 
 
 # The sets that can be given, by where their values are: their flag, and what opens one.

@@ -46,7 +46,9 @@ def judge_problems(model: Judged, data: DataSet, problems: Sequence[Problem], wr
     for batch in shown(batches, model.label, data, " batches"):
         prompts = [model.prompting.ids(problems[number].prompt) for number, _ in batch]
         seeds = [hash64(writing.seed, number, sample) >> 1 for number, sample in batch]
-        for (number, _), text in zip(batch, _write(model, prompts, seeds, writing), strict=True):
+        stops = [*writing.stops, *model.prompting.stop_texts]
+        texts = write_texts(model, prompts, seeds, model.prompting.ends, stops, writing.temperature, writing.most_tokens)
+        for (number, _), text in zip(batch, texts, strict=True):
             right[number] += is_right(text, problems[number].answer, extract)
     ones = np.ones(len(problems))
     if writing.samples == 1:
@@ -99,14 +101,18 @@ def _kind_of(answers: Collection[str]) -> str:
     return "number" if all(_MARK in answer or _NUMBER.fullmatch(answer.strip()) for answer in answers) else "text"
 
 
-def _write(model: Judged, prompts: Sequence[Sequence[int]], seeds: Sequence[int], writing: Writing) -> list[str]:
-    """Continue prompts side by side, up to a stop text."""
+def write_texts(model: Judged, prompts: Sequence[Sequence[int]], seeds: Sequence[int], ends: Collection[int], stops: Sequence[str], temperature: float,
+                most_tokens: int) -> list[str]:
+    """Continue prompts side by side, each up to an end token or to before a stop text.
+
+    :param prompts: token ids, at least one each.
+    :param seeds: one for each prompt.
+    """
     from ..writing.generation import generate
     from ..writing.sampling import Sampling
 
-    stops = (*writing.stops, *model.prompting.stop_texts)
     new: list[list[int]] = [[] for _ in prompts]
-    steps = generate(model.module, prompts, model.prompting.ends, model.context_len, Sampling(temperature=writing.temperature), seeds, writing.most_tokens)
+    steps = generate(model.module, prompts, ends, model.context_len, Sampling(temperature=temperature), seeds, most_tokens)
     for number, step in enumerate(steps, 1):
         for ids, token in zip(new, step, strict=True):
             if token is not None:

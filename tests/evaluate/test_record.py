@@ -63,7 +63,8 @@ def test_the_table_the_json_and_the_report_show_them(trained, capsys):
     judge("mine.0.1", "--set", "set.jsonl")
     loss = read_evaluations(Path("out_gpt"), "mine.0.1")[1][0]["figures"]["loss"]["value"]
     capsys.readouterr()
-    code, said, _ = plot(capsys, Path("out_gpt"))
+    pytest.importorskip("plotly")
+    code, said, _ = plot(capsys, Path("out_gpt"), "--html", "report.html")
     table = said[said.index("documents"):].split("\n\n")[0].splitlines()
     assert code == 0
     assert "bits_per_byte" in table[0]
@@ -71,8 +72,6 @@ def test_the_table_the_json_and_the_report_show_them(trained, capsys):
     assert f"{loss:.4f}" in table[1]
     _, said, _ = plot(capsys, Path("out_gpt"), "--json")
     assert json.loads(said)[0]["evaluations"][0]["figures"]["loss"]["value"] == loss
-    pytest.importorskip("plotly")
-    assert plot(capsys, Path("out_gpt"), "--html", "report.html")[0] == 0
     page = Path("report.html").read_text()
     assert "<h2>Evaluations</h2>" in page
     assert f"{loss:.4f}" in page
@@ -84,7 +83,7 @@ def test_a_damaged_file_is_named_and_kept(trained, capsys):
     assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu"]) == 2
     assert f"evaluations {path}: damaged" in capsys.readouterr().err
     assert path.read_text().endswith("evalu")
-    code, said, complaint = plot(capsys, Path("out_gpt"))
+    code, said, complaint = plot(capsys, Path("out_gpt"), "--json")
     assert (code, "mine.0.1" in said) == (2, True)
     assert "mine.0.1_eval.json: damaged" in complaint
     assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu", "--no-record"]) == 0
