@@ -134,13 +134,22 @@ class Worker:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        """Write until the end."""
+        """Write until the end; what is not whole then is refused, whatever ended it."""
+        try:
+            self._write()
+        finally:
+            self.close()
+            for job in list(self._written):
+                job.tell(_ending())
+
+    def _write(self) -> None:
+        """Write a token of each text after the other."""
         while True:
             with self._changed:
                 while not (self._waiting or self._written or self._ended):
                     self._changed.wait()
                 if self._ended:
-                    break
+                    return
                 begun = self._take()
             for job, failure in begun:
                 self._begin(job) if failure is None else job.tell(failure)
@@ -149,8 +158,6 @@ class Worker:
             for key, batch in list(self._batches.items()):
                 if len(batch):
                     self._step(key, batch)
-        for job in list(self._written):
-            job.tell(_ending())
 
     def _take(self) -> list[tuple[Job, Refused | None]]:
         """Take texts that wait: as many as there is a place for, and those that have waited too long."""

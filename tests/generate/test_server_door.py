@@ -1,10 +1,12 @@
 """`lmp_generator --serve` from the command line: what is refused, and how it ends."""
+import contextlib
 import http.client
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import warm
@@ -65,6 +67,14 @@ def test_two_models_side_by_side(trained, tmp_path):
         assert client.ask("/v1/completions", {"prompt": "a"})[0] == 400
 
 
+def until_closed(port):
+    """Wait until a server takes no more connections: it has heard."""
+    with contextlib.suppress(OSError):
+        while True:
+            socket.create_connection(("127.0.0.1", port)).close()
+            time.sleep(0.05)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_request_to_stop_ends_it_and_frees_the_port(trained, number, code):
@@ -80,3 +90,21 @@ def test_a_request_to_stop_ends_it_and_frees_the_port(trained, number, code):
         _, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints.strip()) == (code, "")
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
+@pytest.mark.parametrize(("numbers", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 143)])
+def test_what_is_cut_off_at_the_end_makes_no_noise(trained, numbers, code):
+    command = ["-m", "lmplay.generate", "--out-dir", str(trained), "--serve", "127.0.0.1:0", "--as", "text", "--device", "cpu", "--limit-tokens", "1000000",
+               "--grace", "0" if len(numbers) == 1 else "60"]
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        port = port_of(process.stdout.readline())
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", "/v1/completions", b'{"prompt": "Who", "max_tokens": 1000000, "n": 16, "stream": true, "temperature": 2}')
+        answer = connection.getresponse()
+        for number in numbers:
+            assert answer.readline()
+            process.send_signal(number)
+            until_closed(port)
+        _, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints.strip()) == (code, "")
