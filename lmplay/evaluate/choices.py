@@ -1,6 +1,7 @@
 """Multiple choice and preferences: which of several answers is the most probable.  No tensors here."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,8 +22,8 @@ def judge_choices(model: Judged, data: DataSet, questions: Sequence[Question], r
     texts = [_text(model, ids, question.text, choice, end=False) for ids, question in zip(given, questions, strict=True) for choice in question.choices]
     found = _by_row(log_probs(model, texts, reading), [len(question.choices) for question in questions])
     lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
-    acc = [float(one.argmax() == question.answer) for one, question in zip(found, questions, strict=True)]
-    by_length = [float((one / length).argmax() == question.answer) for one, length, question in zip(found, lengths, questions, strict=True)]
+    acc = [_is_highest(one, question.answer) for one, question in zip(found, questions, strict=True)]
+    by_length = [_is_highest(one / length, question.answer) for one, length, question in zip(found, lengths, questions, strict=True)]
     return _result("choices", model, data, {"acc": acc, "acc_norm": by_length}, reading)
 
 
@@ -60,6 +61,11 @@ def _text(model: Judged, given: Sequence[int], before: str, answer: str, end: bo
 def _by_row(values: Sequence[float], counts: Sequence[int]) -> list[NDArray[np.float64]]:
     """Divide values among rows."""
     return np.split(np.array(values), np.cumsum(counts)[:-1])
+
+
+def _is_highest(values: NDArray[np.float64], number: int) -> float:
+    """Give 1 where a value is the highest, the first of equals, else 0; NaN where one of them is no number."""
+    return math.nan if np.isnan(values).any() else float(values.argmax() == number)
 
 
 def _share_of_first(values: NDArray[np.float64]) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..command_line import Parser
 from ..data.samples import FORMS
 from ..errors import LmplayError, UserError, long_names_refused, printable
-from ..files import write_text
+from ..files import check_folder, write_text
 from ..plan.settings import Settings
 from ..signals import Stop, raise_stop
 from ..stats.evaluations import add_evaluation, read_evaluations
@@ -151,7 +151,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     _check_context(options, models)
     records = [model.place for model in models if model.place is not None and not options.no_record]
     for place in records:
+        check_folder(place.folder, "folder of the model")
         read_evaluations(place.folder, place.run_name)  # a damaged one is refused before anything is judged
+    if options.json not in (None, "-"):
+        check_folder(Path(options.json).expanduser().parent, "folder of --json")
     results: list[Result] = []
     for model in models:
         model.module.to(device)

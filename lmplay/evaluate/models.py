@@ -100,11 +100,11 @@ def _open_file(label: str, path: Path, raw: bool, device: torch.device, form: st
 
     trained = open_trained(path, raw)
     return Judged(label, trained.module, trained.tokenizer, trained.context_len, recorded(trained.tokenizer, trained.forms, form), device,
-                  _place_of(path, trained.run))
+                  _place_of(path, trained.run, raw))
 
 
-def _place_of(path: Path, content: dict[str, Any]) -> Place | None:
-    """Say which state of which run a file is; None where it holds weights alone."""
+def _place_of(path: Path, content: dict[str, Any], raw: bool) -> Place | None:
+    """Say which state of which run a file is, and that its weights are not the averages; None where it holds weights alone."""
     from ..checkpoints.ownership import owner_of
 
     if not content:
@@ -114,7 +114,8 @@ def _place_of(path: Path, content: dict[str, Any]) -> Place | None:
     of_stage = "|".join([*(f"{re.escape(stage)}(\\.best)?" for stage in stages), RESERVED_ENDING.pattern])
     if (owner is None or owner.model != name) and (ending := re.search(rf"\.({of_stage})$", name)):
         name, state = name[:ending.start()], ending[1]
-    return Place(path.parent, name, owner.run if owner is not None else None, state, int(content["runner"]["state"]["stats"]["total_train_samples"]))
+    samples = int(content["runner"]["state"]["stats"]["total_train_samples"])
+    return Place(path.parent, name, owner.run if owner is not None else None, f"{state} raw" if raw else state, samples)
 
 
 def _open_foreign(label: str, source: str, device: torch.device, form: str | None) -> Judged:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lmplay.evaluate.command import run
 from lmplay.evaluate.problems import is_right, number_in, pass_at
 
-QUESTIONS = [{"question": f"The {word} is", "choices": ["a cat", "an animal that sleeps", "no"], "answer": number % 3}
-             for number, word in enumerate(("cat", "größe", "dog", "12", "owl", "x"))]
+QUESTIONS = [{"question": f"The {word} is", "choices": ["öäüß", "an animal", "no"], "answer": (2, 2, 1)[number % 3]}
+             for number, word in enumerate(("cat", "größe", "dog", "12", "owl", "x", "yes", "a", "b", "#"))]
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +56,8 @@ def by_hand() -> dict[str, float]:
 def test_multiple_choice_is_by_the_probability_of_the_choices(capsys):
     found = evaluate(capsys, "--choices", write_rows(Path("q.jsonl"), QUESTIONS))
     assert figures(found) == pytest.approx(by_hand())
-    assert 0 < figures(found)["acc"] < 1
-    assert found["documents"] == 6
+    assert len({0, 1, *figures(found).values()}) == 4
+    assert found["documents"] == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("form", [
@@ -79,13 +79,12 @@ def test_all_columns_of_a_parquet_file_are_read(capsys):
 
 
 def test_preferences_are_by_the_probability_of_the_whole_answer_and_its_end(capsys):
-    rows = [{"prompt": f"Say {word}.", "chosen": word, "rejected": "no"} for word in ("yes", "a", "xyz", "no", "cat")]
+    scores = {word: [log_p([256, *b"Say it."], [*f" {word}".encode(), *end]) for end in ([], [256])] for word in "abcdefghij"}
+    pairs = [(one, other) for one, other in itertools.permutations(scores, 2) if scores[one][0] < scores[other][0] and scores[one][1] > scores[other][1]]
+    assert pairs  # those that the end token decides
+    rows = [{"prompt": "Say it.", "chosen": one, "rejected": other} for one, other in (*pairs[:3], pairs[0][::-1], ("x", "x"))]
     found = evaluate(capsys, "--preferences", write_rows(Path("p.jsonl"), rows))
-    acc = 0.0
-    for row in rows:
-        one, other = (log_p([256, *row["prompt"].encode()], [*f" {row[side]}".encode(), 256]) for side in ("chosen", "rejected"))
-        acc += 0.5 if row["chosen"] == row["rejected"] else float(one > other)
-    assert figures(found)["acc"] == pytest.approx(acc / len(rows))
+    assert figures(found)["acc"] == pytest.approx((min(3, len(pairs)) + 0.5) / len(rows))
 
 
 def test_preferences_of_chats_are_written_out_as_chats(capsys):

@@ -40,10 +40,12 @@ def test_evaluations_accumulate_and_the_same_one_replaces_itself(trained, capsys
     assert len(judge("mine.0.1", "--set", "set.jsonl", "--stride", 8)) == 3
     assert len(judge("mine.0.1", "--set", "other=set.jsonl")) == 4
     assert len(judge("out_gpt/mine.0.1.lmp", "--set", "set.jsonl")) == 4
+    raw = judge("mine.0.1", "--set", "set.jsonl", "--raw")
+    assert (len(raw), raw[-1]["state"]) == (5, "latest raw")
     train(capsys, *SHORT)  # to its end
     more = judge("mine.0.1", "--set", "set.jsonl")
-    assert more[:4] == judge("mine.0.1", "--set", "rows.jsonl", "--no-record")[:4]
-    assert (len(more), more[-1]["samples"] > more[0]["samples"]) == (5, True)
+    assert more[:5] == judge("mine.0.1", "--set", "rows.jsonl", "--no-record")[:5]
+    assert (len(more), more[-1]["samples"] > more[0]["samples"]) == (6, True)
 
 
 def test_a_state_of_a_stage_and_an_older_one_belong_to_the_run(trained, capsys):

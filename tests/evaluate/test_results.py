@@ -77,3 +77,11 @@ def test_the_verdict_names_the_better_one():
     assert difference.verdict == "no difference between a and b beyond the noise of 300 documents of set: +0.000 ± 0.000 nats per token"
     [difference] = differences([result(name, Measure("acc", ones[:1] * value, ones[:1])) for name, value in (("a", 0), ("b", 1))])
     assert "which says nothing about others" in difference.verdict
+
+
+def test_bits_per_byte_compare_where_a_tokenizer_cannot_write_all_bytes():
+    one, other = (Measure("bits_per_byte", np.arange(1.0, 21.0), np.full(20, weight), "bits per byte", False) for weight in (10.0, 9.0))
+    [difference] = differences([result("a", one), result("b", other)])
+    assert difference.difference == pytest.approx(one.value - other.value)
+    one, other = (Measure("loss", measure.parts, measure.weights, "nats per token", False) for measure in (one, other))
+    assert differences([result("a", one), result("b", other)]) == []

@@ -191,3 +191,29 @@ def test_a_model_whose_loss_is_not_a_number_has_no_figures(capsys):
     found = evaluate(capsys, "./broken.lmp", "./m.lmp", "--set", "rows.jsonl")
     assert {*figures(found).values()} == {None}
     assert found["comparisons"] == []
+    write_rows(Path("q.jsonl"), [{"question": "a", "choices": ["b", "c"], "answer": 0}])
+    assert {*figures(evaluate(capsys, "./broken.lmp", "--choices", "q.jsonl")).values()} == {None}
+
+
+def test_folders_that_are_no_whole_model_are_one_clear_line(capsys):
+    model_file(Path("m.lmp"), "llamaish", train_tokenizer(iter([sentences(30)] * 3), 300))
+    assert export(["./m.lmp", "out"]) == 0
+    capsys.readouterr()
+    config, weights = Path("out/config.json"), Path("out/model.safetensors")
+    weights.rename("w")
+    assert "out: has no weights" in refused(capsys, "out", "--set", "rows.jsonl")
+    Path("w").rename(weights)
+    said = config.read_text()
+    config.write_text(json.dumps({**json.loads(said), "auto_map": {"AutoModel": "x.Y"}}))
+    assert "code of its own" in refused(capsys, "out", "--set", "rows.jsonl")
+    config.write_text("{")
+    assert "MODEL out: its config.json" in refused(capsys, "out", "--set", "rows.jsonl")
+    config.write_text(said)
+    Path("out/tokenizer.json").unlink()
+    assert "MODEL out: its tokenizer cannot be read" in refused(capsys, "out", "--set", "rows.jsonl")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_judged(capsys):
+    model_file(Path("m.lmp"), "gpt2ish")
+    assert "folder of --json rows.jsonl: " in refused(capsys, "./m.lmp", "--set", "rows.jsonl", "--json", "rows.jsonl/all.json")
+    assert "perplexity" not in capsys.readouterr().out
