@@ -50,12 +50,21 @@ class Measure:
     def figures(self) -> list[Figure]:
         """Give the figure with its interval, and the one that is exp of it."""
         drawn = _drawn(self)
-        low, high = (None, None) if drawn is None else _interval(drawn)
+        low, high = self._of_none_or_all() or ((None, None) if drawn is None else _interval(drawn))
         value = self.value if math.isfinite(self.value) else None
         found = [Figure(self.name, value, low, high, self.unit)]
         if self.exponential:
             found.append(Figure(self.exponential, _exp(value), _exp(low), _exp(high), ""))
         return found
+
+
+    def _of_none_or_all(self) -> tuple[float, float] | None:
+        """Give the interval where none or all of several documents are right, of which drawing learns nothing: Clopper and Pearson 1934."""
+        alike = {*self.parts.tolist()} in ({0.0}, {1.0}) and len(self.parts) > 1
+        if self.unit != "share" or not alike or (self.weights != 1).any():
+            return None
+        end = ((1 - LEVEL) / 2) ** (1 / len(self.parts))
+        return (end, 1.0) if self.parts[0] else (0.0, 1 - end)
 
 
 @dataclass(frozen=True)

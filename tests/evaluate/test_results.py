@@ -85,3 +85,12 @@ def test_bits_per_byte_compare_where_a_tokenizer_cannot_write_all_bytes():
     assert difference.difference == pytest.approx(one.value - other.value)
     one, other = (Measure("loss", measure.parts, measure.weights, "nats per token", False) for measure in (one, other))
     assert differences([result("a", one), result("b", other)]) == []
+
+
+@pytest.mark.parametrize("count", [2, 4, 100])
+def test_none_or_all_right_is_not_certain(count):
+    for right in (0.0, 1.0):
+        [figure] = Measure("acc", np.full(count, right), np.ones(count)).figures()
+        end = figure.high if right == 0 else 1 - figure.low
+        assert (1 - end) ** count == pytest.approx(0.025)  # with this share of right answers as few come about in one of 40 experiments
+        assert figure.value == right == (figure.low if right == 0 else figure.high)
