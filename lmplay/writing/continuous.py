@@ -103,7 +103,8 @@ class ContinuousBatch:
         draws_B = torch.stack([torch.rand((), generator=text.generator) for text in texts])
         for sampling in dict.fromkeys(text.sampling for text in texts):
             rows = [row for row, text in enumerate(texts) if text.sampling == sampling]
-            for row, token in zip(rows, choose(logits_BV[rows], [texts[row].ids for row in rows], sampling, draws_B[rows]).tolist(), strict=True):
+            theirs_BV = logits_BV if len(rows) == len(texts) else logits_BV[rows]  # the copy takes as long as a layer where there are many tokens
+            for row, token in zip(rows, choose(theirs_BV, [texts[row].ids for row in rows], sampling, draws_B[rows]).tolist(), strict=True):
                 tokens[row] = token
         return tokens
 

@@ -164,6 +164,16 @@ def test_a_token_is_asked_for(trained, monkeypatch):
             assert b"gpt2ish" not in page.read()
 
 
+def test_what_the_model_is_told_before_a_conversation(trained):
+    def length(client, *told):
+        return client.ask("/v1/chat/completions", {"messages": [*told, *CHAT["messages"]], "max_tokens": 1})[1]["usage"]["prompt_tokens"]
+
+    kind, short = ({"role": "system", "content": text} for text in ("Be kind.", "No."))
+    with served("--out-dir", trained, "--system", kind["content"], "--device", "cpu") as client:
+        assert length(client) == length(client, kind) > length(client, short)
+        assert length(client, {**kind, "role": "developer"}) == length(client, kind)
+
+
 def test_another_address_is_reached_by_any_name_with_the_token(trained, monkeypatch):
     monkeypatch.setenv("LMP_TOKEN", "from-the-environment")
     with served("--out-dir", trained, "--serve", "0.0.0.0:0", "--device", "cpu") as client:

@@ -93,7 +93,7 @@ def test_a_request_to_stop_ends_it_and_frees_the_port(trained, number, code):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
-@pytest.mark.parametrize(("numbers", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 143)])
+@pytest.mark.parametrize(("numbers", "code"), [([signal.SIGINT, signal.SIGINT], 130), ([getattr(signal, "SIGHUP", None)], 143)])
 def test_what_is_cut_off_at_the_end_makes_no_noise(trained, numbers, code):
     command = ["-m", "lmplay.generate", "--out-dir", str(trained), "--serve", "127.0.0.1:0", "--as", "text", "--device", "cpu", "--limit-tokens", "1000000",
                "--grace", "0" if len(numbers) == 1 else "60"]

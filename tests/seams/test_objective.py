@@ -139,3 +139,20 @@ def test_held_out_samples_with_nothing_to_learn_are_no_validation(package, tmp_p
     assert main([*package, "--out-dir", "odd"]) == 0
     sys.modules.pop("surer", None)
     assert "no validation" in capsys.readouterr().out
+
+
+def test_settings_of_the_plan_are_arguments_of_its_class(package, tmp_path, capsys):
+    (tmp_path / "site" / "surer.py").write_text(FILE + """
+    def __init__(self, factor):
+        super().__init__()
+        print(f"factor {factor}")
+""")
+    plan = json.loads(Path("plan.json").read_text())
+    for given, code, said in (({"factor": 3}, 0, "factor 3"), ({"fctor": 3}, 2, "objective 'surer': does not take the settings {\"fctor\": 3} (")):
+        plan["two"]["objective"] = {"name": "surer", "settings": given}
+        Path("plan.json").write_text(json.dumps(plan))
+        sys.modules.pop("surer", None)
+        assert main([*package, "--out-dir", "-".join(given)]) == code
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err
+    sys.modules.pop("surer", None)
