@@ -53,7 +53,7 @@ def test_a_run_is_the_same_whoever_makes_its_batches(plan, tmp_path, monkeypatch
     assert said[0] == said[1]
     assert compare_runs(tmp_path / "0", tmp_path / "2") == []
 
-    stop_at(monkeypatch, range(25, 10_000, 25))
+    stop_at(monkeypatch, range(12, 10_000, 12))
     codes = []
     while not codes or codes[-1] == 130:
         codes.append(main(flags(tmp_path / "stopped", plan, (2, 1, 0)[len(codes) % 3])))
