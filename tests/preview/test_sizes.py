@@ -32,7 +32,7 @@ ALL = {name: sizes_of(name) for name in NAMES}
 def test_the_nearest_size_has_about_the_parameters_that_were_asked_for(name, logarithm):
     asked = math.exp(logarithm)
     size = ALL[name].nearest(asked)
-    assert size.parameters == pytest.approx(asked, rel=0.28 if name == "llamaish" else 0.13)  # its 4 heads of keys divide few numbers of heads
+    assert size.parameters == pytest.approx(asked, rel=0.28 if name == "llamaish" else 0.2)  # its 4 heads of keys divide few numbers of heads
     assert size.embed_dim % size.num_heads == 0
     assert size.num_blocks == 1 or 48 <= size.embed_dim / size.num_blocks <= 96
 
