@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+# Tokens whose probabilities are added up first, when one is drawn.
+_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,25 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits_BV.argmax(1)
-    probabilities_BV = _kept(logits_BV / sampling.temperature, sampling).cpu()  # Apple's GPUs have no float64
-    sums_BV = probabilities_BV.double().cumsum(1)
-    chosen_B = torch.searchsorted(sums_BV, draws_B.cpu().to(sums_BV)[:, None] * sums_BV[:, -1:], right=True).squeeze(1)
-    # A draw at the very end may be rounded past the last token that was kept.
-    last_B = probabilities_BV.shape[1] - 1 - (probabilities_BV > 0).flip(1).int().argmax(1)
-    return torch.minimum(chosen_B, last_B).to(logits_BV.device)
+    return _drawn(_kept(logits_BV / sampling.temperature, sampling).cpu(), draws_B.cpu()).to(logits_BV.device)  # Apple's GPUs have no float64
+
+
+def _drawn(probabilities_BV: Tensor, draws_B: Tensor) -> Tensor:
+    """Find where the draw of each text lies among its probabilities, one below the other: first the block of tokens, then the token.
+
+    Sums are float64, of blocks first: a sum over the whole vocabulary at each token would take longer than a small model.
+    """
+    size = probabilities_BV.shape[1]
+    blocks_BNS = functional.pad(probabilities_BV, (0, -size % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    sums_BN = blocks_BNS.sum(2, dtype=torch.float64).cumsum(1)
+    targets_B1 = draws_B.to(sums_BN)[:, None] * sums_BN[:, -1:]
+    block_B1 = torch.searchsorted(sums_BN, targets_B1, right=True).clamp_(max=sums_BN.shape[1] - 1)
+    of_block_BS = blocks_BNS.take_along_dim(block_B1[:, :, None], 1).squeeze(1)
+    before_B1 = functional.pad(sums_BN, (1, 0)).gather(1, block_B1)
+    inside_B1 = torch.searchsorted(of_block_BS.double().cumsum(1) + before_B1, targets_B1, right=True)
+    # A draw at the very end of a block may be rounded past the last token that was kept.
+    last_B1 = _BLOCK - 1 - (of_block_BS > 0).flip(1).int().argmax(1, keepdim=True)
+    return (block_B1 * _BLOCK + torch.minimum(inside_B1, last_B1)).squeeze(1)
 
 
 def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:

@@ -48,6 +48,19 @@ def test_a_text_does_not_depend_on_its_neighbours(model, prompts):
     assert together == alone
 
 
+@settings(max_examples=60, deadline=None)
+@given(vocab=st.integers(2, 700), kept=st.integers(1, 20), seed=st.integers(0, 2**20), draw=st.sampled_from([0.0, 0.5, 1 - 2**-24]) | st.floats(0, 1 - 2**-24))
+def test_a_draw_finds_its_token_and_never_one_that_was_removed(vocab, kept, seed, draw):
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * 4
+    chosen = choose(logits, [[]] * 3, Sampling(top_k=kept), torch.full((3,), draw, dtype=torch.float64))
+    exact = logits.masked_fill(logits < logits.topk(min(kept, vocab)).values[:, -1:], float("-inf")).softmax(1)
+    assert (exact.gather(1, chosen[:, None]) > 0).all()
+    sums = exact.double().cumsum(1)
+    before = (sums - exact).gather(1, chosen[:, None]) / sums[:, -1:]
+    after = sums.gather(1, chosen[:, None]) / sums[:, -1:]
+    assert ((before - 1e-12 <= draw) & (draw <= after + 1e-12)).all()
+
+
 def test_greedy_is_the_most_probable_token_again_and_again(model):
     model.eval()
     text = [3, 1, 4]
