@@ -1,7 +1,7 @@
 """What lmplay's training step is compared with, each in a process of its own: see step.py.
 
-Reads {"vocab_size": …, "ids": [[…], …]}, the pieces that lmplay has cut, and trains on them for as many steps; prints real tokens (without padding) a
-second from the third step on. Uses nothing of lmplay, so that it runs in the environment of the peer.
+Reads {"vocab_size": …, "ids": [[…], …], "learned": […]}, the pieces that lmplay has cut and how many of the last tokens of each are learned, and trains on them
+for as many steps; prints real tokens (without padding) a second from the third step on. Uses nothing of lmplay, so that it runs in the environment of the peer.
 """
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def train_with_trainer(given: dict[str, Any], pieces: dict[str, Any]) -> float:
     config = GPT2Config(vocab_size=pieces["vocab_size"], n_positions=context, n_embd=width, n_layer=blocks, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0,
                         attn_pdrop=0.0)
 
-    def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    def pad(rows: list[dict[str, Any]]) -> dict[str, Any]:
         longest = max(len(row["ids"]) for row in rows)
         ids = torch.tensor([row["ids"] + [0] * (longest - len(row["ids"])) for row in rows])
         real = torch.tensor([[1] * len(row["ids"]) + [0] * (longest - len(row["ids"])) for row in rows])
-        return {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill(real == 0, -100)}
+        given = torch.tensor([len(row["ids"]) - row["learned"] for row in rows])[:, None] > torch.arange(longest)
+        return {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill((real == 0) | given, -100)}
 
     times: list[float] = []
 
@@ -43,7 +44,7 @@ def train_with_trainer(given: dict[str, Any], pieces: dict[str, Any]) -> float:
                                     bf16=given["bf16"], torch_compile=given["compile"], report_to="none", save_strategy="no", disable_tqdm=False,
                                     use_cpu=not torch.cuda.is_available(), max_grad_norm=0.0, train_sampling_strategy="sequential",
                                     remove_unused_columns=False, dataloader_num_workers=0)
-        rows = [{"ids": ids} for ids in pieces["ids"]]
+        rows = [{"ids": ids, "learned": learned} for ids, learned in zip(pieces["ids"], pieces["learned"], strict=True)]
         Trainer(GPT2LMHeadModel(config), options, train_dataset=rows, data_collator=pad, callbacks=[Clock()]).train()
     measured = pieces["ids"][SKIPPED * per_step * mini_batch:(SKIPPED + given["steps"]) * per_step * mini_batch]
     return sum(len(ids) - 1 for ids in measured) / (times[-1] - times[SKIPPED - 1])

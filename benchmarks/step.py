@@ -4,10 +4,11 @@
     python benchmarks/step.py --texts train.jsonl --tokenizer FOLDER --models small,base --ways float32,bf16,bf16+compile --litgpt LITGPT/bin/python
 
 Each way trains in a process of its own, `lmp_trainer` with everything on (statistics, accuracy, data, saves at the end); they take turns, and the medians
-over the rounds are compared. What counts is real tokens a second, without padding, from the third step on. "pieces" are texts of a length that fills the
-context, 8 a step; "short" are paragraphs, 50 a step by mini-batches of 4. litgpt, which needs other versions of some packages, runs in an environment of its
-own (pip install litgpt), on rows that are cut out of one long text. The last figure of a line is the share of the machine's matrix products: the operations
-of the model's products for these tokens, over the time and over the rate that products of its shapes reach alone in this process.
+over the rounds are compared. What counts is real tokens a second, given ones too (titles, ends of pieces before), without padding, from the third step on.
+"pieces" are texts of a length that fills the context, 8 a step; "short" are paragraphs, 50 a step by mini-batches of 4. litgpt, which needs other versions of
+some packages, runs in an environment of its own (pip install litgpt), on rows that are cut out of one long text. The last figure of a line is the share of
+the machine's matrix products: the operations of the model's products for these tokens, over the time and over the rate that products of its shapes reach
+alone in this process.
 """
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def write_texts(folder: Path, texts: Path | None) -> None:
 
 
 def run_ours(model: str, way: str, steps: int, folder: Path, kind: str) -> float:
-    """Train with lmp_trainer; real tokens a second."""
+    """Train with lmp_trainer; real tokens a second. It counts those that are learned itself; the given ones of the same pieces are added."""
     blocks, width, heads, context = MODELS[model]
     batch, mini_batch = SHAPES[kind]
     plan = folder / "plan.json"
@@ -57,7 +58,10 @@ def run_ours(model: str, way: str, steps: int, folder: Path, kind: str) -> float
         _run(command, allowed=(0, 75))
         stats = json.loads((Path(out) / "gpt2ish_model_train_stats.json").read_text(encoding="utf-8"))
     tokens, seconds = stats["columns"]["tokens"], stats["clock"]["seconds"]
-    return float((tokens[-1] - tokens[SKIPPED - 1]) / (seconds[-1] - seconds[SKIPPED - 1]))
+    pieces = json.loads((folder / f"{kind}-{model}.json").read_text(encoding="utf-8"))
+    measured = slice(SKIPPED * batch, (SKIPPED + steps) * batch)
+    given = sum(len(ids) - 1 for ids in pieces["ids"][measured]) / sum(pieces["learned"][measured])
+    return float((tokens[-1] - tokens[SKIPPED - 1]) / (seconds[-1] - seconds[SKIPPED - 1]) * given)
 
 
 def run_peer(python: str, peer: str, model: str, way: str, steps: int, folder: Path, kind: str) -> float:
@@ -84,9 +88,10 @@ def cut(folder: Path, kind: str, tokenizer: Any, model: str) -> int:
 
     stage = Stage.model_validate({"name": "bench", "dataset": str(folder / f"{kind}.jsonl"), "shuffle": False, "validation": {"fraction": 0.0}, "epochs": 1})
     batcher = Batcher(StageData(stage, folder, seed=0).open_samples(), Cutter(tokenizer, MODELS[model][3]).cut, SHAPES[kind][0])
-    ids = [piece.tokens.tolist() for batch in iter(batcher.next, None) for piece in batch.pieces]
-    (folder / f"{kind}-{model}.json").write_text(json.dumps({"ids": ids, "vocab_size": tokenizer.vocab_size}), encoding="utf-8")
-    return len(ids)
+    pieces = [piece for batch in iter(batcher.next, None) for piece in batch.pieces]
+    given = {"ids": [piece.tokens.tolist() for piece in pieces], "learned": [piece.n_truth for piece in pieces], "vocab_size": tokenizer.vocab_size}
+    (folder / f"{kind}-{model}.json").write_text(json.dumps(given), encoding="utf-8")
+    return len(pieces)
 
 
 def product_rate(model: str, vocab_size: int, bf16: bool) -> tuple[float, float]:
