@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-# The most positions for which plain products are faster on a CPU in bfloat16 than torch's fused kernel: 1.6 times at 512, 6 times at 64.
-_MOST_POSITIONS = 512
+# The most positions for which plain products are faster on a CPU in bfloat16 than torch's fused kernel: 1.3 times at 256, 3 times at 64.
+_MOST_POSITIONS = 256
+# The most attention weights of a call: they are kept for the backward pass, 2 bytes each, and torch's kernel keeps none.
+_MOST_WEIGHTS = 1 << 25
 
 
 def causal_attention(query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, dropout: float = 0.0, scale: float | None = None) -> Tensor:
@@ -23,8 +25,9 @@ def causal_attention(query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, d
     :param scale: of the products of queries and keys; None = 1 / sqrt(K).
     :return: (B, H, T, K).
     """
-    plain = query_BHTK.dtype is torch.bfloat16 and query_BHTK.device.type == "cpu" and not dropout and query_BHTK.shape[2] <= _MOST_POSITIONS
-    if plain and not torch.compiler.is_compiling() and _has_bfloat16_products():
+    batch, heads, length, _ = query_BHTK.shape
+    plain = query_BHTK.dtype is torch.bfloat16 and query_BHTK.device.type == "cpu" and not dropout and length <= _MOST_POSITIONS
+    if plain and batch * heads * length**2 <= _MOST_WEIGHTS and not torch.compiler.is_compiling() and _has_bfloat16_products():
         mixed: Tensor = _PlainAttention.apply(query_BHTK, key_BGTK, value_BGTK, query_BHTK.shape[-1]**-0.5 if scale is None else scale)
         return mixed
     return functional.scaled_dot_product_attention(query_BHTK, key_BGTK, value_BGTK, None, dropout, is_causal=True, scale=scale,
@@ -40,11 +43,11 @@ def _has_bfloat16_products() -> bool:
 @cache
 def _mask() -> Tensor:
     """Make what is added to the scores: 0 where a position may attend to another, else minus infinity."""
-    return torch.full((_MOST_POSITIONS, _MOST_POSITIONS), float("-inf"), dtype=torch.bfloat16).triu_(1)
+    return torch.full((_MOST_POSITIONS, _MOST_POSITIONS), float("-inf")).triu_(1)
 
 
 class _PlainAttention(torch.autograd.Function):
-    """Attention whose weights are held in bfloat16; their sums are float32 in each product and in the softmax."""
+    """Attention whose weights are held in bfloat16. Scores are float32: those of a trained model are too large for bfloat16's three digits."""
 
     @staticmethod
     def forward(ctx: Any, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, scale: float) -> Tensor:
@@ -55,9 +58,10 @@ class _PlainAttention(torch.autograd.Function):
         query = query_BHTK.reshape(batch * groups, repeated * length, width)
         key, value = (part.reshape(batch * groups, length, width) for part in (key_BGTK, value_BGTK))
         mask = _mask()[:length, :length].repeat(repeated, 1)
-        weights = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=scale).softmax(2)  # (P, R T, T)
+        with torch.autocast("cpu", enabled=False):
+            weights = torch.baddbmm(mask, query.float(), key.float().transpose(1, 2), alpha=scale).softmax(2).bfloat16()  # (P, R T, T)
         ctx.save_for_backward(query, key, value, weights)
-        ctx.scale = scale
+        ctx.scale, ctx.kept = scale, key_BGTK.shape
         return torch.bmm(weights, value).view(query_BHTK.shape)
 
     @staticmethod
@@ -69,5 +73,5 @@ class _PlainAttention(torch.autograd.Function):
         of_weights = torch.bmm(of_mixed, value.transpose(1, 2))
         of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, 2, weights.dtype)
         of_query, of_key = torch.bmm(of_scores, key).mul_(ctx.scale), torch.bmm(of_scores.transpose(1, 2), query).mul_(ctx.scale)
-        batch = len(gradient_BHTK)
-        return of_query.view(gradient_BHTK.shape), *(part.unflatten(0, (batch, -1)) for part in (of_key, of_value)), None
+        of_keys = (part.view(ctx.kept) for part in (of_key, of_value))
+        return of_query.view(gradient_BHTK.shape), *of_keys, None

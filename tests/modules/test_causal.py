@@ -9,10 +9,11 @@ from lmplay.modules import causal
 from lmplay.modules.causal import causal_attention
 
 
-def problem(batch, heads, groups, length, width, seed=0):
+def problem(batch, heads, groups, length, width, seed=0, size=1.0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, length, width), (batch, groups, length, width), (batch, groups, length, width), (batch, heads, length, width)]
-    return [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    query, key, value, gradient = (torch.randn(shape, generator=generator) for shape in shapes)
+    return [part.bfloat16() for part in (size * query, size * key, value, gradient)]
 
 
 def attend(function, query, key, value, gradient, dtype=torch.bfloat16, **options):
@@ -35,9 +36,11 @@ def plain(monkeypatch):
 
 
 @settings(max_examples=25, deadline=None)
-@given(batch=st.integers(1, 3), groups=st.integers(1, 3), repeated=st.integers(1, 3), length=st.integers(1, 70), scale=st.sampled_from([None, 0.3]))
-def test_as_exact_as_the_fused_kernel(batch, groups, repeated, length, scale):
-    parts = problem(batch, groups * repeated, groups, length, 16, seed=length)
+@given(batch=st.integers(1, 3), groups=st.integers(1, 3), repeated=st.integers(1, 3), length=st.integers(1, 70), scale=st.sampled_from([None, 0.3]),
+       size=st.sampled_from([1.0, 4.0, 10.0]))
+def test_as_exact_as_the_fused_kernel(batch, groups, repeated, length, scale, size):
+    """Also where scores are large, as those of a trained model may be."""
+    parts = problem(batch, groups * repeated, groups, length, 16, seed=length, size=size)
     expected = attend(fused, *parts, dtype=torch.float64, scale=scale)
     others = attend(fused, *parts, scale=scale)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -62,7 +65,20 @@ def test_a_position_depends_on_none_after_it_and_a_piece_on_no_other(plain):
 
 
 @pytest.mark.parametrize(("dtype", "length", "dropout"), [
-    (torch.float32, 8, 0.0), (torch.float16, 8, 0.0), (torch.bfloat16, 513, 0.0), (torch.bfloat16, 8, 0.1)])
+    (torch.float32, 8, 0.0), (torch.float16, 8, 0.0), (torch.bfloat16, 257, 0.0), (torch.bfloat16, 8, 0.1)])
 def test_what_it_is_not_for_is_left_to_torch(plain, dtype, length, dropout):
     with pytest.raises(TypeError):
         causal_attention(*(part.to(dtype) for part in problem(1, 2, 2, length, 16)[:3]), dropout)
+
+
+def test_many_weights_are_not_kept(plain, monkeypatch):
+    parts = problem(2, 3, 3, 10, 16)[:3]
+    causal_attention(*parts)
+    monkeypatch.setattr(causal, "_MOST_WEIGHTS", 2 * 3 * 10 * 10 - 1)
+    with pytest.raises(TypeError):
+        causal_attention(*parts)
+
+
+def test_no_piece_is_no_fault(plain):
+    query, key, value, gradient = problem(0, 4, 2, 5, 16)
+    assert [part.shape for part in attend(causal_attention, query, key, value, gradient)] == [query.shape, query.shape, key.shape, value.shape]
