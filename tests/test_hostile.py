@@ -19,9 +19,10 @@ def test_a_file_of_a_stranger_is_taken_or_refused(hostile, capsys, kind, seed):
 
 
 # What benchmarks/fuzz.py has found: an id of 2^31 in a vocabulary took 20 s; NaN in the statistics of a checkpoint, or a list
-# as a total, ended training in a traceback; so did a list as the name of a schedule, and half of a
-# character as the name of a model.
-FOUND = [("tokenizer", 100024), ("checkpoint", 200112), ("checkpoint", 300307), ("plan.json", 400392), ("statistics", 400089)]
+# as a total, ended training in a traceback; so did a list as the name of a schedule, half of a character as the name of a model, a checkpoint without
+# versions or without the statistics of a stage, and a list as a floor or as where a schedule is.
+FOUND = [("tokenizer", 100024), ("checkpoint", 200112), ("checkpoint", 300307), ("plan.json", 400392), ("statistics", 400089), ("checkpoint", 500383),
+         ("checkpoint", 500976), ("checkpoint", 501363), ("checkpoint", 501842)]
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)

@@ -31,7 +31,7 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     before = settings_from_json(stored["runner"]["state_args"]["settings"])
     plan = plan_from_json(stored["curriculum"]["state_args"]["plan"])
     begun = {state.name for state in curriculum.states if state.fingerprints is not None}
-    pairs = [(name, stored["versions"].get(name, "1"), version, True) for name, version in checkpoint.versions().items()]
+    pairs = [(name, stored.get("versions", {}).get(name, "1"), version, True) for name, version in checkpoint.versions().items()]
     before_on = stored["runner"]["state_args"].get("runs_on", {})
     pairs += [(name, before_on.get(name, now), now, True) for name, now in runs_on.items() if name != "precision" or before.amp == settings.amp]
     pairs += [(f"--{flag.name.replace('_', '-')}", getattr(before, flag.name), getattr(settings, flag.name), flag.change is Change.BITS)

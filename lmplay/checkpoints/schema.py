@@ -15,6 +15,7 @@ from typing_extensions import NotRequired, TypedDict
 from ..errors import printable
 from ..plan.curriculum import DATA_RULES, StageState
 from ..plan.options import ADDED, FLAGS, Change
+from ..plan.schedules import Place
 from ..plan.settings import MODEL_KEYS
 from ..stats.figures import NEWEST, SUMS, Figure
 
@@ -351,6 +352,15 @@ class _Entry(_Base):
     name: str
     from_samples: int
     to_samples: int
+    done: NotRequired[bool]
+    from_tokens: NotRequired[int]
+    to_tokens: NotRequired[int]
+    from_seconds: NotRequired[_Number]
+    to_seconds: NotRequired[_Number]
+    skipped: NotRequired[dict[str, int]]
+    replaced: NotRequired[dict[str, int]]
+    floor_nats_per_token: NotRequired[_Number | None]
+    floor_bits_per_byte: NotRequired[_Number | None]
 
 
 class _Listeners(_Base):
@@ -387,6 +397,13 @@ class _RunnerState(_Base):
     in_row: NotRequired[dict[str, Any]]
 
 
+def _stages_with_statistics(state: dict[str, Any]) -> dict[str, Any]:
+    """Check that each stage that has begun has statistics."""
+    if missing := {entry["name"] for entry in state["stages"]} - state["step_stats"].keys():
+        raise ValueError(f"no statistics of stage '{min(missing)}'")
+    return state
+
+
 class _RunnerArgs(_Base):
     settings: Annotated[dict[str, Any], AfterValidator(_settings)]
     stages: NotRequired[dict[str, dict[str, Any]]]
@@ -395,7 +412,7 @@ class _RunnerArgs(_Base):
 
 class _Runner(_Base):
     state_args: _RunnerArgs
-    state: _RunnerState
+    state: Annotated[_RunnerState, AfterValidator(_stages_with_statistics)]
 
 
 class _Group(_Base):
@@ -417,14 +434,10 @@ class _Optimizers(_Base):
     state: dict[str, _Optimizer]
 
 
-class _Place(_Base):
-    part: _Count
-
-
 class _Schedule(_Base):
     steps: _Count
     progress: float | None
-    place: NotRequired[_Place | None]
+    place: NotRequired[_exactly(Place, ("part",), part=_Count) | None]  # type: ignore[valid-type]
 
 
 class _Schedules(_Base):
