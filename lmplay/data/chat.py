@@ -74,6 +74,12 @@ def _join_spaces(parts: list[Part]) -> list[Part]:
     return joined
 
 
+# The plain way to write chats, as a template for other programs: "role: content", a blank line between turns, the end token after each answer.
+PLAIN_TEMPLATE = ("{%- for message in messages %}{{ ('' if loop.first else '\\n\\n') + message['role'] + ': ' + message['content'] }}"
+                  "{%- if message['role'] == 'assistant' %}{{ eos_token }}{%- endif %}{%- endfor %}"
+                  "{%- if add_generation_prompt %}{{ '\\n\\nassistant: ' }}{%- endif %}")
+
+
 def choose_template(chat: str | None, template: str | None) -> str | None:
     """Choose how the chats of a source are written out.
 
@@ -84,7 +90,8 @@ def choose_template(chat: str | None, template: str | None) -> str | None:
     """
     if chat == "tokenizer" and template is None:
         raise UserError('"chat": "tokenizer": the tokenizer has no chat template; leave it out, or choose a tokenizer that has one.')
-    return None if chat == "plain" else template
+    is_plain = template is not None and template.strip() == PLAIN_TEMPLATE.strip()  # of an export of a model that has learned plain chats
+    return None if chat == "plain" or is_plain else template
 
 
 def _write_plain(turns: Sequence[Turn]) -> list[Part]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..data.chat import choose_template
+from ..data.chat import PLAIN_TEMPLATE, choose_template
 from ..errors import UserError
 from ..exp import split_name
 from ..files import check_free_bytes
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..checkpoints.trained import Trained
-
-# "role: content", a blank line between turns, the end token after each answer: see lmplay.data.chat.
-PLAIN_TEMPLATE = ("{%- for message in messages %}{{ ('' if loop.first else '\\n\\n') + message['role'] + ': ' + message['content'] }}"
-                  "{%- if message['role'] == 'assistant' %}{{ eos_token }}{%- endif %}{%- endfor %}"
-                  "{%- if add_generation_prompt %}{{ '\\n\\nassistant: ' }}{%- endif %}")
-
 
 def made_for_transformers(trained: Trained, dtype_name: str) -> PreTrainedModel:
     """Make the model of transformers that computes what a trained one does, in float32, with what its configs say of the ends of texts.

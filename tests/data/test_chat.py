@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lmplay.data.chat import Part, choose_template, write_out
+from lmplay.data.chat import PLAIN_TEMPLATE, Part, choose_template, write_out
 from lmplay.data.samples import BREAK, Sample, Skipped, Turn, choose_reading
 from lmplay.data.stage import StageData
 from lmplay.errors import UserError
@@ -153,6 +153,7 @@ def test_the_date_in_a_template_is_always_the_same():
 def test_the_choice_of_a_template():
     assert choose_template(None, "x") == choose_template("tokenizer", "x") == "x"
     assert choose_template("plain", "x") is choose_template(None, None) is choose_template("plain", None) is None
+    assert choose_template(None, f"{PLAIN_TEMPLATE}\n") is None  # an export of a plain model has it; its tokens are those that the model has learned
     with pytest.raises(UserError, match="no chat template"):
         choose_template("tokenizer", None)
 
