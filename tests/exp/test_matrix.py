@@ -57,7 +57,8 @@ def tokens(*shape: int, seed: int = 1) -> Tensor:
 
 def pieces(lengths: tuple[int, ...] = (24, 9, 9, 3, 17)) -> list[Any]:
     generator = np.random.default_rng(0)
-    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 1), n_prompt=1 + length // 8, learned=None, weight=None, preferred=None) for length in lengths]
+    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 1), n_prompt=1 + length // 8, learned=None, weight=None, preferred=None)
+            for length in lengths]
 
 
 def learn(model: nn.Module, **collated: Any) -> dict[str, Tensor]:
