@@ -24,7 +24,7 @@ def read(row, **options):
     return choose_reading("rows", row, None, pairs=True, **options)(row)
 
 
-Q, A, B = say("user", "q?"), say("assistant", "good"), say("assistant", "bad")
+S, Q, A, B = say("system", "s"), say("user", "q?"), say("assistant", "good"), say("assistant", "bad")
 
 
 def test_texts_with_a_prompt_are_read_as_questions_are():
@@ -78,6 +78,23 @@ def test_a_system_text_comes_first_unless_the_chat_has_one():
     assert read({"system": "s", "prompt": "q?", "chosen": [A], "rejected": [B]}).turns[0] == Turn("system", "s", False)
     own = read({"system": "s", "prompt": [say("system", "own"), Q], "chosen": [A], "rejected": [B]})
     assert [turn.content for turn in own.turns] == ["own", "q?", "good"]
+
+
+@pytest.mark.parametrize("row", [
+    {"system": "s", "prompt": [Q], "chosen": [Q, A], "rejected": [Q, B]}, {"system": "s", "prompt": [Q], "chosen": [A], "rejected": [B]},
+    {"prompt": [Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"prompt": [S, Q], "chosen": [Q, A], "rejected": [Q, B]},
+    {"prompt": [S, Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"system": "s", "prompt": "q?", "chosen": [Q, A], "rejected": [Q, B]},
+    {"system": "other", "prompt": [Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"prompt": [Q], "chosen": [S, A], "rejected": [S, B]},
+    {"system": "other", "prompt": [S], "chosen": [Q, A], "rejected": [Q, B]}])
+def test_a_prompt_that_the_chats_repeat_is_there_once_whoever_has_the_system_message(row):
+    sample = read(row)
+    assert [(turn.role, turn.content) for turn in sample.turns] == [("system", "s"), ("user", "q?"), ("assistant", "good")]
+    assert [(turn.role, turn.content) for turn in sample.rejected.turns] == [("system", "s"), ("user", "q?"), ("assistant", "bad")]
+
+
+def test_a_system_text_is_a_paragraph_before_the_words_that_both_texts_begin_with():
+    sample = read({"system": "You are kind.", "chosen": "Human: hi a", "rejected": "Human: hi b"})
+    assert (sample.prompt, sample.truth, sample.rejected.truth) == ("You are kind.\n\nHuman: hi", " a", " b")
 
 
 @pytest.mark.parametrize(("row", "reason"), [
