@@ -10,6 +10,8 @@ from .turns import Skipped, Turn, need_text, read_turns, up_to_answer
 
 EQUAL = "equal answers"
 """The reason that pairs without a difference are counted under."""
+DIFFERENT = "different prompts"
+"""The reason for pairs whose answers are not to the same question."""
 
 
 class TextPair(NamedTuple):
@@ -72,11 +74,19 @@ def _read_chats(chosen: list[Turn], rejected: list[Turn], prompt: Any, system: s
     if one == other:
         raise Skipped(EQUAL)
     n_shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one[:-1], other[:-1], strict=False)))
-    return ChatPair(_given(one, n_shared), _given(other, n_shared))
+    pair = ChatPair(_given(one, n_shared), _given(other, n_shared))
+    if _asked(pair.chosen) != _asked(pair.rejected):
+        raise Skipped(DIFFERENT)
+    return pair
+
+
+def _asked(turns: Sequence[Turn]) -> list[Turn]:
+    """List the messages before the first answer that is learned."""
+    return list(takewhile(lambda turn: not turn.learned, turns))
 
 
 def _joined(asked: list[Turn], answer: list[Turn], system: str) -> list[Turn]:
-    """Put a prompt before an answer, or leave it out where the answer repeats it; the system message comes first: the answer's, else the prompt's, else `system`."""
+    """Put a prompt before an answer, or leave it out where it is repeated there; the answer's system message comes first, else the prompt's, else `system`."""
     (own, turns), (before, prompt) = _apart(answer), _apart(asked)
     systems = own or before or ([Turn("system", system, learned=False)] if system else [])
     return [*systems, *(turns if turns[:len(prompt)] == prompt else prompt + turns)]

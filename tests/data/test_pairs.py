@@ -64,6 +64,11 @@ def test_chats_are_the_same_however_the_prompt_is_given(row):
     assert (sample.prompt, sample.truth, sample.rejected.truth) == ("user: q?\n\nassistant: ", "good", "bad")
 
 
+def test_chats_may_differ_behind_their_first_answers():
+    sample = read({"chosen": [Q, A, say("user", "and?"), A], "rejected": [Q, B, say("user", "why?"), B]})
+    assert [(turn.content, turn.learned) for turn in sample.rejected.turns] == [("q?", False), ("bad", True), ("why?", False), ("bad", True)]
+
+
 def test_answers_that_both_chats_share_are_given_not_learned():
     start = [say("system", "s"), Q, say("assistant", "first"), say("user", "and?")]
     sample = read({"chosen": [*start, A], "rejected": [*start, B]})
@@ -101,7 +106,10 @@ def test_a_system_text_is_a_paragraph_before_the_words_that_both_texts_begin_wit
     ({"prompt": "q", "chosen": "same", "rejected": "same"}, "equal answers"), ({"chosen": [Q, A], "rejected": [Q, A, Q]}, "equal answers"),
     ({"prompt": "q", "chosen": "good", "rejected": None}, "null"), ({"prompt": "q", "chosen": " ", "rejected": "bad"}, "empty"),
     ({"prompt": "", "chosen": "good", "rejected": "bad"}, "empty"), ({"chosen": [Q], "rejected": [Q, B]}, "no answer"),
-    ({"prompt": 3, "chosen": "good", "rejected": "bad"}, "not text"), ({"chosen": [say("judge", "x")], "rejected": [A]}, "unknown role")])
+    ({"prompt": 3, "chosen": "good", "rejected": "bad"}, "not text"), ({"chosen": [Q, A], "rejected": [say("user", "other?"), B]}, "different prompts"),
+    ({"chosen": [Q, A, Q, A], "rejected": [Q, A, say("user", "other?"), B]}, "different prompts"),
+    ({"chosen": [S, Q, A], "rejected": [Q, B]}, "different prompts"),
+    ({"chosen": [say("judge", "x")], "rejected": [A]}, "unknown role")])
 def test_what_is_no_pair_is_skipped_with_a_reason(row, reason):
     with pytest.raises(Skipped, match=f"^{reason}$"):
         read(row)
