@@ -10,6 +10,8 @@ from .turns import Skipped, Turn, need_text, read_turns, up_to_answer
 
 EQUAL = "equal answers"
 """The reason that pairs without a difference are counted under."""
+DIFFERENT = "different prompts"
+"""The reason for pairs whose answers are not to the same question."""
 
 
 class TextPair(NamedTuple):
@@ -52,7 +54,7 @@ def read_pair(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None
         shared = one[:n_shared]
         begin = max((place for place, character in enumerate(shared) if character.isspace()), default=0)
         begin += shared[begin:begin + 1] not in ("", " ") and shared[begin].isspace()  # a space goes with the word behind it, as tokenizers have it
-        return TextPair(system + one[:begin], need_text(one[begin:]), need_text(other[begin:]), is_question=False)
+        return TextPair((f"{system}\n\n" if system else "") + one[:begin], need_text(one[begin:]), need_text(other[begin:]), is_question=False)
     question = need_text(prompt)
     return TextPair(f"{system}\n\n{question}" if system else question, one, other, is_question=True)
 
@@ -68,13 +70,32 @@ def _read_chats(chosen: list[Turn], rejected: list[Turn], prompt: Any, system: s
         asked = [Turn("user", need_text(prompt), learned=False)]
     else:
         asked = read_turns(prompt) if isinstance(prompt, list) else []
-    if system and not any(turn.role == "system" for turn in (*asked, *chosen[:1])):
-        asked = [Turn("system", system, learned=False), *asked]
-    one, other = (up_to_answer(turns if asked and turns[:len(asked)] == asked else asked + turns) for turns in (chosen, rejected))
+    one, other = (up_to_answer(_joined(asked, turns, system)) for turns in (chosen, rejected))
     if one == other:
         raise Skipped(EQUAL)
     n_shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(one[:-1], other[:-1], strict=False)))
-    return ChatPair(_given(one, n_shared), _given(other, n_shared))
+    pair = ChatPair(_given(one, n_shared), _given(other, n_shared))
+    if _asked(pair.chosen) != _asked(pair.rejected):
+        raise Skipped(DIFFERENT)
+    return pair
+
+
+def _asked(turns: Sequence[Turn]) -> list[Turn]:
+    """List the messages before the first answer that is learned."""
+    return list(takewhile(lambda turn: not turn.learned, turns))
+
+
+def _joined(asked: list[Turn], answer: list[Turn], system: str) -> list[Turn]:
+    """Put a prompt before an answer, or leave it out where it is repeated there; the answer's system message comes first, else the prompt's, else `system`."""
+    (own, turns), (before, prompt) = _apart(answer), _apart(asked)
+    systems = own or before or ([Turn("system", system, learned=False)] if system else [])
+    return [*systems, *(turns if turns[:len(prompt)] == prompt else prompt + turns)]
+
+
+def _apart(turns: list[Turn]) -> tuple[list[Turn], list[Turn]]:
+    """Divide a chat into the system messages that it begins with, and the rest."""
+    count = sum(1 for _ in takewhile(lambda turn: turn.role == "system", turns))
+    return turns[:count], turns[count:]
 
 
 def _given(turns: Sequence[Turn], count: int) -> tuple[Turn, ...]:

@@ -1,6 +1,7 @@
 """The log-probabilities that the model gives to the answers of a stage when it starts: computed once ahead of it, and kept in a file.  Engine floor.
 
-A stage that compares with its beginning needs no second model then. The file is named by what decides its values: weights, precision, context length, data.
+A stage that compares with its beginning needs no second model then. The file is named by what decides its contents: weights, precision, data, and the settings
+that decide which of it is read and in which order; so a run never changes what another one needs.
 While it is made it has another name, and grows by chunks of answers, each a line with a checksum: what a kill leaves is gone on with, and a chunk is always
 computed as a whole, so that the bits are those of a computation that was never stopped.
 """
@@ -19,9 +20,11 @@ from zlib import crc32
 import torch
 from torch import nn
 
+from ..checkpoints.format import stage_file
 from ..data.continuation import Piece
 from ..data.fingerprints import essence
 from ..errors import UserError
+from ..files import sync_folder
 from .run import OpenStage, Run
 
 FOLDER = "references"
@@ -68,32 +71,45 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
     :return: the values by :func:`key_of`.
     :raises UserError: when values are missing and the model has been trained since the start of the stage, and when the file cannot be written.
     """
-    identity, folder = _identify(run, stage), run.out_dir / FOLDER
-    name = stage.state.reference or identity
+    made_for, folder = _made_for(run, stage), run.out_dir / FOLDER
+    identity = _identify(run, made_for)
+    name = stage.state.reference if stage.state.reference and stage.state.position is not None else identity
     path, part = folder / f"{name}.jsonl", folder / f"{name}.{run.path.stem}.part"
-    made_for = _made_for(run, stage)
     kept = _read(path, name)
     if kept.made_for == made_for and kept.is_whole:
         stage.state.reference = name
         return kept.values
     begun = _read(part, name)
     known = {**kept.values, **begun.values}
-    missing = _missing(pieces(), known) if name != identity else 0
-    if missing:
+    if name != identity:  # the model has been trained since: nothing can be computed
+        if not (missing := _missing(pieces(), known)):
+            return known
         wrong = "is not there" if not path.exists() else "is damaged" if not kept.is_whole else "is of other data or settings"
+        back = "the data or the settings" if wrong.startswith("is of other") else "the file"
         raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {missing:,} log-probabilities of the model at the start of the stage are missing; "
-                        "it has been trained since. Bring the file, the data or the settings back, or begin the stage anew with --resume and the checkpoint "
-                        "of the stage before.")
+                        f"it has been trained since. Bring {back} back, or {_anew(run, stage)}.")
     run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         values = _compute(part, begun, kept.values, name, pieces(), judge, made_for)
         os.replace(part, path)
+        sync_folder(folder)
+        sync_folder(folder.parent)  # it may have been made just now
     except OSError as error:
         raise UserError(f"{part}: the log-probabilities of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "
                         "on with it.") from error
     stage.state.reference = name
     return values
+
+
+def _anew(run: Run, stage: OpenStage) -> str:
+    """Say how a stage is begun anew."""
+    names = [one.name for one in run.curriculum.plan.stages]
+    before = names[:names.index(stage.stage.name)]
+    state = stage_file(run.path, before[-1]) if before else None
+    if state is not None and state.exists():
+        return f"begin the stage anew with --resume {state}"
+    return "begin the run anew with --reset-history, which keeps the files of this one under other names"
 
 
 def _compute(part: Path, begun: _Kept, before: Mapping[str, float], name: str, pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]],
@@ -158,11 +174,10 @@ def _read(path: Path, name: str) -> _Kept:
     return _Kept(values, made_for, n_bytes, is_whole)
 
 
-def _identify(run: Run, stage: OpenStage) -> str:
-    """Hash what decides the values: the weights, and how and on what they are used."""
+def _identify(run: Run, made_for: dict[str, Any]) -> str:
+    """Hash what decides the values, the weights and how they are used, and of which pieces there are values."""
     said = blake2b(digest_size=16)
-    of = {"precision": run.runtime.precision, "context_len": stage.settings.in_words("context_len"), "data": _data(stage)}
-    said.update(json.dumps(of, sort_keys=True, default=str).encode())
+    said.update(json.dumps({"precision": run.runtime.precision, "made_for": made_for}, sort_keys=True).encode())
     _hash_weights(run.device_model.raw, said.update)
     return said.hexdigest()
 
@@ -174,16 +189,11 @@ def _hash_weights(module: nn.Module, update: Callable[[Any], None]) -> None:
         update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
 
 
-def _data(stage: OpenStage) -> list[dict[str, Any]]:
-    """Identify the rows of a stage."""
-    return [essence(one) for one in stage.data.fingerprints()]
-
-
 def _made_for(run: Run, stage: OpenStage) -> dict[str, Any]:
     """List what decides which pieces a stage has, as JSON gives it back: where it is the same, they need not be made to know that none is missing."""
     said = stage.stage.model_dump(mode="json", include={*_READING}, exclude_none=True)
     used, settings = stage.settings, run.settings
     made_for = {**said, "batch_size": used.in_words("batch_size"), "context_len": used.in_words("context_len"), "validation_samples": used.validation_samples,
                 "is_bounded": used.validation_is_bounded, "seed": settings.seed, "validation_seed": settings.validation_seed, "rules": stage.state.rules,
-                "continuation": settings.continuation, "data": _data(stage)}
+                "continuation": settings.continuation, "data": [essence(one) for one in stage.data.fingerprints()]}
     return dict(json.loads(json.dumps(made_for, default=str)))

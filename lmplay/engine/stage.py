@@ -308,10 +308,11 @@ class StageRunner:
     def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""
         run, found = self.run, None
+        grouping = self._grouping if objective.needs_reference else replace(self._grouping, reference=None)  # which named sets have none in
         for attempt in self._budget.attempts(self.cutter.context_len):
             with run.interrupt.until_stopped(), attempt as tokens:
                 budget = run.settings.validation_budget(self.cutter.context_len, tokens)
-                found = evaluate(run.device_model, objective, run.model.tokenizer, units(), partial(self._grouping.mini_batches, token_budget=budget),
+                found = evaluate(run.device_model, objective, run.model.tokenizer, units(), partial(grouping.mini_batches, token_budget=budget),
                                  run.interrupt.requested, sources, run.accord)
         if found is not None and not math.isfinite(found.loss):
             raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")

@@ -24,7 +24,7 @@ def read(row, **options):
     return choose_reading("rows", row, None, pairs=True, **options)(row)
 
 
-Q, A, B = say("user", "q?"), say("assistant", "good"), say("assistant", "bad")
+S, Q, A, B = say("system", "s"), say("user", "q?"), say("assistant", "good"), say("assistant", "bad")
 
 
 def test_texts_with_a_prompt_are_read_as_questions_are():
@@ -64,6 +64,11 @@ def test_chats_are_the_same_however_the_prompt_is_given(row):
     assert (sample.prompt, sample.truth, sample.rejected.truth) == ("user: q?\n\nassistant: ", "good", "bad")
 
 
+def test_chats_may_differ_behind_their_first_answers():
+    sample = read({"chosen": [Q, A, say("user", "and?"), A], "rejected": [Q, B, say("user", "why?"), B]})
+    assert [(turn.content, turn.learned) for turn in sample.rejected.turns] == [("q?", False), ("bad", True), ("why?", False), ("bad", True)]
+
+
 def test_answers_that_both_chats_share_are_given_not_learned():
     start = [say("system", "s"), Q, say("assistant", "first"), say("user", "and?")]
     sample = read({"chosen": [*start, A], "rejected": [*start, B]})
@@ -80,11 +85,31 @@ def test_a_system_text_comes_first_unless_the_chat_has_one():
     assert [turn.content for turn in own.turns] == ["own", "q?", "good"]
 
 
+@pytest.mark.parametrize("row", [
+    {"system": "s", "prompt": [Q], "chosen": [Q, A], "rejected": [Q, B]}, {"system": "s", "prompt": [Q], "chosen": [A], "rejected": [B]},
+    {"prompt": [Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"prompt": [S, Q], "chosen": [Q, A], "rejected": [Q, B]},
+    {"prompt": [S, Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"system": "s", "prompt": "q?", "chosen": [Q, A], "rejected": [Q, B]},
+    {"system": "other", "prompt": [Q], "chosen": [S, Q, A], "rejected": [S, Q, B]}, {"prompt": [Q], "chosen": [S, A], "rejected": [S, B]},
+    {"system": "other", "prompt": [S], "chosen": [Q, A], "rejected": [Q, B]}])
+def test_a_prompt_that_the_chats_repeat_is_there_once_whoever_has_the_system_message(row):
+    sample = read(row)
+    assert [(turn.role, turn.content) for turn in sample.turns] == [("system", "s"), ("user", "q?"), ("assistant", "good")]
+    assert [(turn.role, turn.content) for turn in sample.rejected.turns] == [("system", "s"), ("user", "q?"), ("assistant", "bad")]
+
+
+def test_a_system_text_is_a_paragraph_before_the_words_that_both_texts_begin_with():
+    sample = read({"system": "You are kind.", "chosen": "Human: hi a", "rejected": "Human: hi b"})
+    assert (sample.prompt, sample.truth, sample.rejected.truth) == ("You are kind.\n\nHuman: hi", " a", " b")
+
+
 @pytest.mark.parametrize(("row", "reason"), [
     ({"prompt": "q", "chosen": "same", "rejected": "same"}, "equal answers"), ({"chosen": [Q, A], "rejected": [Q, A, Q]}, "equal answers"),
     ({"prompt": "q", "chosen": "good", "rejected": None}, "null"), ({"prompt": "q", "chosen": " ", "rejected": "bad"}, "empty"),
     ({"prompt": "", "chosen": "good", "rejected": "bad"}, "empty"), ({"chosen": [Q], "rejected": [Q, B]}, "no answer"),
-    ({"prompt": 3, "chosen": "good", "rejected": "bad"}, "not text"), ({"chosen": [say("judge", "x")], "rejected": [A]}, "unknown role")])
+    ({"prompt": 3, "chosen": "good", "rejected": "bad"}, "not text"), ({"chosen": [Q, A], "rejected": [say("user", "other?"), B]}, "different prompts"),
+    ({"chosen": [Q, A, Q, A], "rejected": [Q, A, say("user", "other?"), B]}, "different prompts"),
+    ({"chosen": [S, Q, A], "rejected": [Q, B]}, "different prompts"),
+    ({"chosen": [say("judge", "x")], "rejected": [A]}, "unknown role")])
 def test_what_is_no_pair_is_skipped_with_a_reason(row, reason):
     with pytest.raises(Skipped, match=f"^{reason}$"):
         read(row)

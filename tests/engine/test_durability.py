@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import train_plan, write_plan, write_rows
+from pairs import rows_of_pairs
 
 from lmplay.files import link_atomic, make_folder, write_text
 from lmplay.report.report import Report
@@ -110,6 +111,16 @@ def test_a_run_saves_in_this_order(two_stages, capsys, monkeypatch, disk):
     name = "gpt2ish_model"
     assert {f"{name}.lmp", f"{name}.prev-1.lmp", f"{name}.prev-2.lmp", f"{name}.one.lmp", f"{name}.best.lmp", f"{name}.one.best.lmp", f"{name}.old-1.two.lmp",
             f"{name}_train_stats.json", f"{name}_step_two_validate_stats.json", f"{name}_settings.json", "w.lmp"} <= set(disk.named)
+
+
+def test_the_reference_of_a_stage_is_written_in_this_order(tmp_path, monkeypatch, capsys, disk):
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("pairs.jsonl"), rows_of_pairs(10))
+    write_plan(Path(), {"one": {"dataset": "pairs.jsonl", "steps": 1, "validation": 0, "objective": "dpo"}})
+    train_plan(capsys)
+    assert disk.faults == []
+    assert disk.unsynced_names == set()
+    assert any(name.endswith(".jsonl") for name in disk.named)
 
 
 @pytest.mark.parametrize("links", [True, False])

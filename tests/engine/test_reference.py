@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -133,11 +134,26 @@ def test_a_reference_that_is_lost_is_told_in_one_line_and_nothing_else_is(folder
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1
     assert f"stage 'prefer': {path} is {'not there' if harm == 'gone' else 'damaged' if harm == 'damaged' else 'of other data or settings'}, and " in said[0]
+    assert ("Bring the data or the settings back" if harm == "short" else "Bring the file back") in said[0]
+    assert said[0].endswith("or begin the stage anew with --resume out/gpt2ish_model.first.lmp.")
     assert Path("out/gpt2ish_model.lmp").read_bytes() == before
     path.parent.mkdir(exist_ok=True)
     shutil.copy(aside, path)
     assert run("out") == 0
     assert compare_runs(Path("whole"), Path("out")) == []
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_what_is_advised_where_a_reference_is_lost_works(folder, capsys, first):
+    if first:
+        write_plan(folder, {"prefer": {"dataset": "pairs.jsonl", "batch_size": 7, "epochs": 2, "objective": "dpo"}})
+    assert run("out", "--max-steps", "4") == 75
+    kept("out").unlink()
+    capsys.readouterr()
+    assert run("out") == 2
+    advice = re.search(r"--re[a-z-]+( out/\S+lmp)?", capsys.readouterr().err)[0]
+    assert advice == ("--reset-history" if first else "--resume out/gpt2ish_model.first.lmp")
+    assert run("out", *advice.split()) == 0
 
 
 def test_before_the_first_step_a_lost_reference_is_computed_again(folder, monkeypatch):
@@ -160,6 +176,28 @@ def test_other_validation_samples_need_no_answers_that_are_not_known(folder):
     """With other settings of what is read, what is known is looked through: here nothing is missing."""
     assert run("out", "--max-steps", "4") == 75
     assert run("out", "--validation-samples", "2") == 0
+
+
+def test_named_sets_are_judged_in_a_stage_with_a_reference(folder):
+    plan(folder, evaluate={"mine": "texts.jsonl"})
+    assert run("out") == 0
+    sets = json.loads(Path("out/gpt2ish_model_step_prefer_validate_stats.json").read_text())["sets"]
+    assert sets["mine"]["columns"]["loss"][-1] > 1  # in nats per token, as in any stage
+
+
+def test_a_run_leaves_what_another_run_of_the_same_beginning_needs(folder):
+    """Two runs of a sweep that differ in what they read: their first stages end with the same weights."""
+    assert run("whole") == 0
+    assert run("out", "--max-steps", "4") == 75
+    needed = kept("out").read_bytes()
+    path = kept("out")
+    plan(folder, epochs=None, samples=10, batch_size=4)
+    assert run("out", "--model", "second") == 0
+    assert path.read_bytes() == needed
+    plan(folder)
+    assert run("out") == 0
+    weights = [load(Path(out, "gpt2ish_model.lmp"))["model"]["state"] for out in ("whole", "out")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
 @pytest.mark.parametrize(("more", "fault"), [
