@@ -24,13 +24,18 @@ def judge_texts(model: Judged, data: DataSet, texts: TextSet, reading: Reading) 
     """
     tokens: list[int] = []
     n_bytes: list[int] = []
+    numbers: list[int] = []
+    n_read = 0
 
     def documents() -> Iterator[Text]:
+        nonlocal n_read
         cutter = Cutter(model.tokenizer, _ENDLESS)
-        for sample in shown(texts.samples(), model.label, data):
+        for number, sample in enumerate(shown(texts.samples(), model.label, data)):
+            n_read += 1
             for piece in cutter.cut(sample):  # one, or none where the tokenizer has no token for any of it
                 counted = np.zeros(len(piece.tokens), dtype=bool)
                 counted[piece.n_prompt:] = True if piece.learned is None else piece.learned
+                numbers.append(number)
                 tokens.append(int(counted.sum()))
                 n_bytes.append(len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost)
                 yield Text(piece.tokens, counted)
@@ -42,4 +47,5 @@ def judge_texts(model: Judged, data: DataSet, texts: TextSet, reading: Reading) 
     if sum(n_bytes):
         measures.append(Measure("bits_per_byte", losses / math.log(2), np.array(n_bytes, dtype=np.float64), PER_BYTE, False))
     return Result("texts", data.name, model.label, data.source, {"context": reading.context, "stride": reading.stride, "most": data.most},
-                  {"documents": len(losses), "tokens": sum(tokens), "bytes": sum(n_bytes)}, tuple(measures))
+                  {"documents": len(losses), "left_out": n_read - len(losses), "tokens": sum(tokens), "bytes": sum(n_bytes)}, tuple(measures),
+                  numbers=tuple(numbers))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmplay.checkpoints.format import write
 from lmplay.evaluate.command import run
 from lmplay.export.command import run as export
-from lmplay.tokenizer import train_tokenizer
+from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.writing.scoring import sliding
 
 TEXTS = [sentences(n, word) for n, word in ((1, "cat"), (7, "dog"), (2, "größe"), (12, "日本"), (3, "owl"), (1, "ant"))]
@@ -106,6 +106,27 @@ def test_models_with_other_tokenizers_are_compared_by_bits_per_byte(capsys):
         ("a", "b", "bits per byte"), ("a", "c", "nats per token"), ("b", "c", "bits per byte")]
     a, b = figures(found)["bits_per_byte"], figures(found, 1)["bits_per_byte"]
     assert found["comparisons"][0]["difference"] == pytest.approx(a - b)
+
+
+def test_models_are_compared_on_the_texts_that_both_tokenizers_can_write(capsys, tmp_path):
+    import tokenizers
+
+    fast = tokenizers.Tokenizer(tokenizers.models.BPE({letter: number for number, letter in enumerate("abcdefgh ")}, []))
+    fast.save(str(tmp_path / "letters.json"))
+    model_file(Path("a.lmp"), "gpt2ish")
+    model_file(Path("b.lmp"), "gpt2ish", load_tokenizer("letters.json"))
+    texts = ["bad cafe", "日本", "a faded bed", "ÖÜ", "a cab"]
+    write_rows(Path("mixed.jsonl"), [{"text": text} for text in texts])
+    write_rows(Path("latin.jsonl"), [{"text": text} for text in texts[::2]])
+    found = evaluate(capsys, "./a.lmp", "./b.lmp", "--set", "mixed.jsonl")
+    assert [(one["documents"], one["left_out"]) for one in found["evaluations"]] == [(5, 0), (3, 2)]
+    [one], [alone] = found["comparisons"], evaluate(capsys, "./a.lmp", "./b.lmp", "--set", "latin.jsonl")["comparisons"]
+    assert one["documents"] == 3
+    assert [one[key] for key in ("difference", "low", "high")] == pytest.approx([alone[key] for key in ("difference", "low", "high")], abs=1e-5)
+    assert run(["./a.lmp", "./b.lmp", "--set", "mixed.jsonl", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "mixed (texts): 5 (a), 3 (b) documents, left out as no token can write them: 2 (b), " in said
+    assert "3 documents of mixed" in said
 
 
 def test_a_table_has_a_line_for_each_model_and_a_verdict_for_each_pair(capsys):
