@@ -35,8 +35,8 @@ class HarnessModel(TemplateLM):
     def __init__(self, model: Judged, batch_size: int):
         super().__init__()
         self._model, self._batch_size = model, batch_size
-        begin = model.tokenizer.encode_markup(model.tokenizer.begin_text).ids.tolist() if model.tokenizer.begin_text else []
-        self._prefix = begin[0] if len(begin) == 1 else model.tokenizer.end_id
+        begin = model.tokenizer.begin_id
+        self._prefix = model.tokenizer.end_id if begin is None else begin
 
     @property
     def eot_token_id(self) -> int:

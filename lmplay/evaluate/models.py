@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..writing.prompting import Prompting
 
 _FOREIGN = "hf:"
+# The file of an export that says where it is from.
+_RECORD = "lmplay.json"
 # The longest sequence that is read at once unless --context says otherwise: models of others allow up to a million tokens.
 _MOST_CONTEXT = 4096
 
@@ -139,7 +141,10 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
         module.load_state_dict(read_own_weights(source))
     except UserError as error:
         raise UserError(*(f"{said}: {fault}" for fault in error.faults)) from None
-    return Judged(label, module.eval(), tokenizer, longest, recorded(tokenizer, _forms_of(folder), form), device, None)
+    prompting = recorded(tokenizer, _forms_of(folder), form)
+    if not (folder / _RECORD).is_file():  # an export of ours has learned texts after an end token
+        prompting = replace(prompting, begin_id=tokenizer.begin_id)
+    return Judged(label, module.eval(), tokenizer, longest, prompting, device, None)
 
 
 def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -147,7 +152,7 @@ def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     from ..data.samples import FORMS
 
     try:
-        forms = json.loads((folder / "lmplay.json").read_text(encoding="utf-8"))["forms"]
+        forms = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["forms"]
         return {str(stage): [{"form": source["form"], "chat": source.get("chat")} for source in sources if source["form"] in FORMS]
                 for stage, sources in forms.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

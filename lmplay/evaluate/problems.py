@@ -18,7 +18,8 @@ from .sets import DataSet, shown
 EXTRACTS = ("auto", "number", "text")
 # What stands before the answer in the solutions of GSM8K.
 _MARK = "####"
-_NUMBER = re.compile(r"-?\s?\$?\s?(\d[\d,]*(?:\.\d+)?|\.\d+)")
+# A minus is a sign directly before the number or its $, and not after what it may be subtracted from; else it is a dash.
+_NUMBER = re.compile(r"(?:(?<![\w)])-(?=[$\d.]))?(?:\$\s?)?(\d[\d,]*(?:\.\d+)?|\.\d+)")
 # A text is looked through for stop texts after this many tokens.
 _LOOK_EVERY = 8
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -47,6 +47,13 @@ class Measure:
         """The figure."""
         return float(self.parts.sum() / self.weights.sum())
 
+    def of(self, chosen: NDArray[np.bool_]) -> Measure:
+        """Give the figure of some of the documents.
+
+        :param chosen: which of them.
+        """
+        return replace(self, parts=self.parts[chosen], weights=self.weights[chosen])
+
     def figures(self) -> list[Figure]:
         """Give the figure with its interval, and the one that is exp of it."""
         drawn = _drawn(self)
@@ -83,7 +90,8 @@ class Result:
     """What a model reached on a set.
 
     `kind` is texts, choices, preferences, answers or task; `settings` are those that change the figures; `counts` say how much was judged. The
-    first of the `measures` decides which of two models is better. `further` are figures without values for each document.
+    first of the `measures` decides which of two models is better. `further` are figures without values for each document. `numbers`
+    are those of the documents that were judged, in ascending order, where some may have been left out; empty where all were judged.
     """
 
     kind: str
@@ -95,6 +103,7 @@ class Result:
     measures: tuple[Measure, ...]
     further: tuple[Figure, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    numbers: tuple[int, ...] = ()
 
     @property
     def figures(self) -> list[Figure]:
@@ -150,19 +159,30 @@ class Difference:
 
 
 def differences(results: Sequence[Result]) -> list[Difference]:
-    """Compare each pair of models on each set, by the first figure that compares: losses per token only where the tokens are the same."""
+    """Compare each pair of models on the documents of each set that both were judged by, by the first figure that compares.
+
+    Losses per token compare only where the tokens are the same.
+    """
     found = []
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.kind, result.set), []).append(result)
     for (kind, name), group in groups.items():
         for one, other in itertools.combinations(group, 2):
-            pairs = ((mine, theirs) for mine in one.measures for theirs in other.measures
+            pairs = ((mine, theirs) for mine, theirs in itertools.product(_shared(one, other), _shared(other, one))
                      if mine.name == theirs.name and math.isfinite(mine.value) and math.isfinite(theirs.value))
             pair = next((pair for pair in pairs if pair[0].unit == PER_BYTE or np.array_equal(pair[0].weights, pair[1].weights)), None)
             if pair is not None:
                 found.append(_difference(one.model, other.model, kind, name, *pair))
     return found
+
+
+def _shared(one: Result, other: Result) -> Sequence[Measure]:
+    """Give the figures of a model on the documents that another one was judged by, too; none where there are no such documents."""
+    if one.numbers == other.numbers:
+        return one.measures
+    chosen = np.isin(one.numbers, other.numbers)
+    return [measure.of(chosen) for measure in one.measures if measure.weights[chosen].any()]
 
 
 def _difference(model: str, other: str, kind: str, name: str, mine: Measure, theirs: Measure) -> Difference:

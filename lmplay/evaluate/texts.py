@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..data.continuation import Cutter
+from ..data.chat import choose_template
+from ..data.continuation import Cutter, Piece
 from ..errors import UserError
 from .models import Judged
 from .results import PER_BYTE, Measure, Result
@@ -24,16 +26,22 @@ def judge_texts(model: Judged, data: DataSet, texts: TextSet, reading: Reading) 
     """
     tokens: list[int] = []
     n_bytes: list[int] = []
+    numbers: list[int] = []
+    n_read = 0
 
     def documents() -> Iterator[Text]:
+        nonlocal n_read
         cutter = Cutter(model.tokenizer, _ENDLESS)
-        for sample in shown(texts.samples(), model.label, data):
+        for number, sample in enumerate(shown(texts.samples(), model.label, data)):
+            n_read += 1
             for piece in cutter.cut(sample):  # one, or none where the tokenizer has no token for any of it
-                counted = np.zeros(len(piece.tokens), dtype=bool)
-                counted[piece.n_prompt:] = True if piece.learned is None else piece.learned
+                ids = _begun(model, piece)
+                counted = np.zeros(len(ids), dtype=bool)
+                counted[len(ids) - len(piece.tokens) + piece.n_prompt:] = True if piece.learned is None else piece.learned
+                numbers.append(number)
                 tokens.append(int(counted.sum()))
                 n_bytes.append(len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost)
-                yield Text(piece.tokens, counted)
+                yield Text(ids, counted)
 
     losses = -np.array(log_probs(model, documents(), reading))
     if not len(losses):
@@ -42,4 +50,14 @@ def judge_texts(model: Judged, data: DataSet, texts: TextSet, reading: Reading) 
     if sum(n_bytes):
         measures.append(Measure("bits_per_byte", losses / math.log(2), np.array(n_bytes, dtype=np.float64), PER_BYTE, False))
     return Result("texts", data.name, model.label, data.source, {"context": reading.context, "stride": reading.stride, "most": data.most},
-                  {"documents": len(losses), "tokens": sum(tokens), "bytes": sum(n_bytes)}, tuple(measures))
+                  {"documents": len(losses), "left_out": n_read - len(losses), "tokens": sum(tokens), "bytes": sum(n_bytes)}, tuple(measures),
+                  numbers=tuple(numbers))
+
+
+def _begun(model: Judged, piece: Piece) -> NDArray[np.int32]:
+    """Begin a text as the model has learned it: ours after an end token, one of others with its begin token; a chat begins as its template has it."""
+    begin, sample = model.prompting.begin_id, piece.sample
+    if begin is None or (sample.turns and choose_template(sample.chat, model.tokenizer.chat_template) is not None):
+        return piece.tokens
+    nothing_given = piece.n_prompt == 1 and piece.tokens[0] == model.tokenizer.end_id
+    return np.array([begin, *piece.tokens[int(nothing_given):]], dtype=np.int32)

@@ -10,7 +10,7 @@ from .results import Difference, Figure, Result
 
 _SHOWN = {"share": "{:.1%}", "": "{:,.2f}"}
 # Settings and counts that stand above a table, in these words.
-_COUNTS = {"tokens": "token", "bytes": "byte"}
+_COUNTS = {"documents": "document", "tokens": "token", "bytes": "byte"}
 
 
 def tables(results: Sequence[Result], differences: Sequence[Difference]) -> str:
@@ -37,12 +37,15 @@ def as_json(results: Sequence[Result], differences: Sequence[Difference]) -> dic
 def _heading(group: Sequence[Result]) -> str:
     """Say what was judged and how; what is not the same for all models is said of each."""
     first = group[0]
-    said = [counted(first.counts["documents"], "document")] if "documents" in first.counts else []
+    said = []
     for key, word in _COUNTS.items():
         values = {result.model: result.counts[key] for result in group if key in result.counts}
         if values:
             said.append(counted(next(iter(values.values())), word) if len({*values.values()}) == 1 else
                         f"{', '.join(f'{value:,} ({model})' for model, value in values.items())} {word}s")
+        lost = [f"{result.counts['left_out']:,} ({result.model})" for result in group if key == "documents" and result.counts.get("left_out")]
+        if lost:
+            said.append(f"left out as no token can write them: {', '.join(lost)}")
     for key in first.settings:
         settings = {result.model: _written(result.settings[key]) for result in group if result.settings.get(key) not in (None, [])}
         if settings and key != "most":

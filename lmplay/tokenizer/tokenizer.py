@@ -96,6 +96,12 @@ class Tokenizer:
         """The text that stands for the end token in markup."""
         return (self._fast.id_to_token(self.end_id) if self._fast is not None else None) or END_TOKEN
 
+    @property
+    def begin_id(self) -> int | None:
+        """The token for the beginning of a text; None where there is none."""
+        ids: list[int] = self.encode_markup(self.begin_text).ids.tolist() if self.begin_text else []
+        return ids[0] if len(ids) == 1 else None
+
     def encode(self, text: str) -> Encoded:
         """Turn text into tokens, without special tokens.
 

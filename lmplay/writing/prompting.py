@@ -23,6 +23,8 @@ class Prompting:
     :param chat: how chats are written out: "plain", "tokenizer", or None for the tokenizer's template where it has one.
     :param markup: special tokens in a prompt are special tokens; else they are text.
     :param after_end: a plain text begins after an end token, as in training; False where the training data had no plain texts.
+    :param begin_id: the token that everything begins with, in a model that others have trained; None = the end token before plain texts, as in our training.
+        A chat begins as its template has it.
     """
 
     tokenizer: Tokenizer
@@ -30,6 +32,7 @@ class Prompting:
     chat: str | None = None
     markup: bool = False
     after_end: bool = True
+    begin_id: int | None = None
 
     def ids(self, prompt: str, title: str | None = None) -> list[int]:
         """Turn a prompt into token ids, at least one.
@@ -37,16 +40,16 @@ class Prompting:
         :param prompt: how a text begins, its title, an instruction, or what a user says, as `form` has it; may be empty.
         :param title: of the text that begins with the prompt; it comes first, whatever the form.
         """
-        end = [self.tokenizer.end_id]
+        start = self._start
         if title:
-            return self._encode(title + BREAK) + self._encode(prompt)
+            return self.begun(self._encode(title + BREAK) + self._encode(prompt))
         if not prompt and self.form != "chat":
-            return end
+            return start
         if self.form == "chat":
             return self.turn_ids([Turn("user", prompt, False)])
         if self.form == "text":
-            return (end if self.after_end else []) + self._encode(prompt) or end
-        return self._encode(prompt + BREAK) or end
+            return self.begun((start if self.after_end and self.begin_id is None else []) + self._encode(prompt) or start)
+        return self.begun(self._encode(prompt + BREAK) or start)
 
     def turn_ids(self, turns: Sequence[Turn]) -> list[int]:
         """Turn a chat into the token ids that its next answer follows.
@@ -57,11 +60,21 @@ class Prompting:
         given, answer = self._chat(turns)
         given = [replace(part, markup=not part.end) for part in given] if self.markup else given
         encoded, firsts = PartEncoder(self.tokenizer).encode((*given, *answer))
-        return encoded.ids[:firsts[len(given)]].tolist() or [self.tokenizer.end_id]
+        ids: list[int] = encoded.ids[:firsts[len(given)]].tolist() or self._start
+        return self.begun(ids) if choose_template(self.chat, self.tokenizer.chat_template) is None else ids
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """Put the token for the beginning before a text, where the model has one and the text does not begin with it."""
+        return ids if self.begin_id is None or ids[:1] == [self.begin_id] else [self.begin_id, *ids]
 
     def after(self, prompt: str) -> str:
         """Say what lies between a prompt and the text that follows, to be shown."""
         return BREAK if prompt and self.form != "text" else ""
+
+    @property
+    def _start(self) -> list[int]:
+        """What a text of which nothing is given follows."""
+        return [self.tokenizer.end_id if self.begin_id is None else self.begin_id]
 
     @property
     def ends(self) -> set[int]:

@@ -157,7 +157,9 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_texts_with_a_right_one(sampl
 
 @pytest.mark.parametrize(("text", "number"), [("so 3 + 4 = 7", "7"), ("#### 1,234", "1234"), ("1 #### 5 and 6", "5"),
                                               ("it is $-3.50.", "-3.5"), ("cost -$4", "-4"), ("#### none", None), ("7 #### none", "7"), ("nothing", None),
-                                              ("18.00", "18"), ("a ٣", "3")])
+                                              ("18.00", "18"), ("a ٣", "3"), ("Answer:\n- 18", "18"), ("- $18", "18"), ("between 3-7", "7"), ("10 - 3", "3"),
+                                              ("x-3", "3"), ("$5-$7", "7"), ("(2)-7", "7"), ("is -18", "-18"), ("=-.5", "-0.5"), ("(-4)", "-4"),
+                                              ("$ 4", "4"), ("#### -7", "-7"), ("-1,234", "-1234")])
 def test_the_number_of_an_answer(text, number):
     from decimal import Decimal
 

@@ -87,6 +87,25 @@ def test_bits_per_byte_compare_where_a_tokenizer_cannot_write_all_bytes():
     assert differences([result("a", one), result("b", other)]) == []
 
 
+def test_only_documents_that_both_models_were_judged_by_are_compared():
+    draw = np.random.default_rng(0)
+    parts, weights = draw.gamma(4.0, 5.0, 40), draw.integers(5, 200, 40).astype(np.float64)
+    kept = np.arange(40) % 5 > 0
+    kept[:20] = True
+
+    def of(name: str, shift: float, chosen: np.ndarray) -> Result:
+        measure = Measure("bits_per_byte", (parts + shift * weights)[chosen], weights[chosen], "bits per byte", False)
+        return Result("texts", "set", name, "set", {}, {"documents": int(chosen.sum())}, (measure,), numbers=tuple(np.flatnonzero(chosen).tolist()))
+
+    whole = np.ones(40, dtype=bool)
+    [difference] = differences([of("a", 0.0, whole), of("b", 0.5, kept)])
+    [same] = differences([of("a", 0.0, kept), of("b", 0.5, kept)])
+    assert (difference.documents, difference.difference) == (int(kept.sum()), pytest.approx(-0.5))
+    assert (difference.low, difference.high) == (same.low, same.high) == (pytest.approx(-0.5), pytest.approx(-0.5))
+    assert f"{int(kept.sum())} documents of set" in difference.verdict
+    assert differences([of("a", 0.0, kept), of("b", 0.5, ~kept)]) == []
+
+
 @pytest.mark.parametrize("count", [2, 4, 100])
 def test_none_or_all_right_is_not_certain(count):
     for right in (0.0, 1.0):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lmplay.checkpoints.format import write
 from lmplay.evaluate.command import run
 from lmplay.export.command import run as export
-from lmplay.tokenizer import train_tokenizer
+from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.writing.scoring import sliding
 
 TEXTS = [sentences(n, word) for n, word in ((1, "cat"), (7, "dog"), (2, "größe"), (12, "日本"), (3, "owl"), (1, "ant"))]
@@ -85,6 +85,51 @@ def test_the_figure_of_an_export_is_that_of_the_file_and_the_loss_of_transformer
     assert found["comparisons"][0]["difference"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.fixture
+def foreign(capsys) -> Path:
+    """A folder of transformers that lmplay has not written, with a token for the beginning."""
+    tokenizer = train_tokenizer(iter([sentences(30)] * 3), 300)
+    model_file(Path("m.lmp"), "llamaish", tokenizer, context_len=512)
+    assert export(["./m.lmp", "theirs"]) == 0
+    folder = Path("theirs")
+    (folder / "lmplay.json").unlink()
+    content = json.loads((folder / "tokenizer.json").read_text())
+    begin = next(name for name, token in content["model"]["vocab"].items() if token == 5)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 5, "content": begin})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token": begin}))
+    capsys.readouterr()
+    return folder
+
+
+def test_a_text_begins_after_the_begin_token_of_a_foreign_model_and_after_the_end_token_of_ours(capsys, foreign):
+    transformers = pytest.importorskip("transformers")
+    write_rows(Path("titled.jsonl"), [{"title": "Cats", "text": "They sleep."}])
+    found = evaluate(capsys, "theirs", "--set", "rows.jsonl", "--set", "titled.jsonl")
+    model, theirs = transformers.AutoModelForCausalLM.from_pretrained("theirs"), transformers.AutoTokenizer.from_pretrained("theirs")
+    assert theirs.bos_token_id == 5
+
+    def loss_of(given: list[int], texts: list[list[int]]) -> float:
+        loss = count = 0.0
+        for text in texts:
+            ids = [*given, *text, theirs.eos_token_id]
+            with torch.no_grad():
+                every = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            loss -= sum(float(every[place - 1, ids[place]]) for place in range(len(given), len(ids)))
+            count += len(ids) - len(given)
+        return loss / count
+
+    def ids(text: str) -> list[int]:
+        return theirs(text, add_special_tokens=False)["input_ids"]
+
+    texts = [ids(text) for text in TEXTS]
+    assert figures(found)["loss"] == pytest.approx(loss_of([5], texts), 1e-5)
+    assert figures(found, 1)["loss"] == pytest.approx(loss_of([5, *ids("Cats\n\n")], [ids("They sleep.")]), 1e-5)
+    assert found["evaluations"][0]["tokens"] == sum(map(len, texts)) + len(texts)
+    assert figures(evaluate(capsys, "./m.lmp", "--set", "rows.jsonl"))["loss"] == pytest.approx(loss_of([theirs.eos_token_id], texts), 1e-5)
+
+
 def test_titles_prompts_and_questions_of_chats_are_given_and_not_counted(capsys):
     model_file(Path("m.lmp"), "gpt2ish")
     write_rows(Path("titled.jsonl"), [{"title": "Cats", "text": "They sleep."}])
@@ -106,6 +151,27 @@ def test_models_with_other_tokenizers_are_compared_by_bits_per_byte(capsys):
         ("a", "b", "bits per byte"), ("a", "c", "nats per token"), ("b", "c", "bits per byte")]
     a, b = figures(found)["bits_per_byte"], figures(found, 1)["bits_per_byte"]
     assert found["comparisons"][0]["difference"] == pytest.approx(a - b)
+
+
+def test_models_are_compared_on_the_texts_that_both_tokenizers_can_write(capsys, tmp_path):
+    import tokenizers
+
+    fast = tokenizers.Tokenizer(tokenizers.models.BPE({letter: number for number, letter in enumerate("abcdefgh ")}, []))
+    fast.save(str(tmp_path / "letters.json"))
+    model_file(Path("a.lmp"), "gpt2ish")
+    model_file(Path("b.lmp"), "gpt2ish", load_tokenizer("letters.json"))
+    texts = ["bad cafe", "日本", "a faded bed", "ÖÜ", "a cab"]
+    write_rows(Path("mixed.jsonl"), [{"text": text} for text in texts])
+    write_rows(Path("latin.jsonl"), [{"text": text} for text in texts[::2]])
+    found = evaluate(capsys, "./a.lmp", "./b.lmp", "--set", "mixed.jsonl")
+    assert [(one["documents"], one["left_out"]) for one in found["evaluations"]] == [(5, 0), (3, 2)]
+    [one], [alone] = found["comparisons"], evaluate(capsys, "./a.lmp", "./b.lmp", "--set", "latin.jsonl")["comparisons"]
+    assert one["documents"] == 3
+    assert [one[key] for key in ("difference", "low", "high")] == pytest.approx([alone[key] for key in ("difference", "low", "high")], abs=1e-5)
+    assert run(["./a.lmp", "./b.lmp", "--set", "mixed.jsonl", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "mixed (texts): 5 (a), 3 (b) documents, left out as no token can write them: 2 (b), " in said
+    assert "3 documents of mixed" in said
 
 
 def test_a_table_has_a_line_for_each_model_and_a_verdict_for_each_pair(capsys):

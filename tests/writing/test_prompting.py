@@ -44,6 +44,18 @@ def test_plain_text_has_no_end_token_in_front_where_training_had_none():
     assert recorded(tokenizer, titles).ids("") == [tokenizer.end_id]
 
 
+def test_every_prompt_begins_with_the_begin_token_once_where_the_model_has_one():
+    tokenizer = load_tokenizer("bytes")
+    begun = {form: Prompting(tokenizer, form, begin_id=7) for form in FORMS}
+    assert begun["text"].ids("x") == [7, *b"x"]
+    assert begun["text"].ids("") == begun["title"].ids("") == [7]
+    assert begun["instruction"].ids("x") == begun["text"].ids("", "x") == [7, *b"x\n\n"]
+    assert begun["chat"].ids("x") == [7, *b"user: x\n\nassistant: "]
+    assert begun["text"].ids("\7x") == [7, *b"x"]
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n<over>\n{% endfor %}"
+    assert begun["chat"].ids("x") == Prompting(tokenizer, "chat").ids("x")  # its template says how a chat begins
+
+
 def test_the_newest_stage_says_what_a_prompt_is():
     tokenizer = load_tokenizer("bytes")
     forms = {"a": [{"source": "s", "form": "chat", "chat": "plain"}], "b": [{"source": "t", "form": "instruction"}, {"source": "u", "form": "text"}]}
