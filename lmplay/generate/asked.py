@@ -13,6 +13,7 @@ from ..data.samples import Turn
 from ..errors import nearest
 from ..web.guard import Refused
 from ..writing.sampling import Sampling
+from .server_flags import PENALTIES
 
 # What clients send along; it says nothing about the text.
 _IGNORED = {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "stream_options"}
@@ -49,7 +50,7 @@ class Request(_Strict):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=PENALTIES[1])] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-2**63, lt=2**63)] | None = None

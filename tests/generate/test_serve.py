@@ -106,6 +106,8 @@ def test_models_and_health(server):
     ("/v1/completions", {"prompt": [True]}, 400, "prompt", "token ids"), ("/v1/completions", {"prompt": ["a"], "n": 1000}, 400, "n", "at most 80"),
     ("/v1/completions", {"prompt": "a", "temperature": 3}, 400, "temperature", "less than or equal to 2"),
     ("/v1/completions", {"prompt": "a", "temperature": "1"}, 400, "temperature", "number"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty", "greater than or equal to 0.01"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e300}, 400, "repetition_penalty", "less than or equal to 100"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, 400, "max_tokens", "at most 4096"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens", "differ"),
@@ -132,6 +134,7 @@ def test_what_is_wrong_is_told_in_the_shape_of_openai(server, path, body, status
 def test_what_asks_for_nothing_is_taken(server):
     more = {"user": "me", "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "logprobs": None, "stop": None, "n": None, "seed": -3,
             "stream": False}
+    assert server.text("Who", temperature=1e-300, max_tokens=5) == server.text("Who", temperature=0, max_tokens=5)
     assert server.text("Who", **more, echo=False, best_of=1, suffix=None, max_tokens=2)
     assert server.ask("/v1/chat/completions", {**CHAT, **more, "logprobs": False, "response_format": {"type": "text"}, "tools": [], "store": False})[0] == 200
 
