@@ -9,7 +9,9 @@ from helpers import generate as run
 pytest.importorskip("uvicorn")
 from served import served, until
 
+from lmplay.generate.asked import ChatRequest, CompletionRequest, read_request
 from lmplay.modules.cache import KeyValueCache
+from lmplay.web.guard import Refused
 from lmplay.writing.prompting import Prompting
 
 
@@ -129,6 +131,16 @@ def test_what_is_wrong_is_told_in_the_shape_of_openai(server, path, body, status
     assert (found, answer["error"]["param"]) == (status, param)
     assert words in answer["error"]["message"]
     assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(("kind", "body"), [
+    (CompletionRequest, {"prompt": [1] * 1000 + ["a"]}), (CompletionRequest, {"prompt": [[1]] * 1000 + [["a"] * 1000]}),
+    (CompletionRequest, {"prompt": [{}] * 1000}), (CompletionRequest, {"prompt": "a", "stop": [1] * 1000}), (ChatRequest, {"messages": [1] * 1000}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}), (ChatRequest, {"messages": CHAT["messages"] * 1001})])
+def test_of_a_long_list_the_first_fault_is_enough(kind, body):
+    with pytest.raises(Refused) as refused:
+        read_request(body, kind)
+    assert refused.value.__context__.error_count() < 10
 
 
 def test_what_asks_for_nothing_is_taken(server):
