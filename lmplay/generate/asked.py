@@ -30,7 +30,7 @@ _MOST_PROMPTS = 10_000
 
 # Lists are read to their first fault: a report of each element of a large request would take seconds and a GiB.
 Ids = Annotated[list[int], Field(fail_fast=True)]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, Field(min_length=1, max_length=256)]  # a stop text: it is looked for after each token
 
 
 class _Strict(BaseModel):
@@ -183,6 +183,8 @@ def _refused(error: ValidationError) -> Refused:
     if name == "prompt" and fault["type"] != "missing":
         return Refused(400, "prompt: allowed is a text, a list of texts, a list of token ids, or a list of such lists; "
                             f"at most {_MOST_PROMPTS:,} prompts.", name)
+    if name == "stop":
+        return Refused(400, "stop: allowed is a text of at least 1 character and at most 256 characters, or a list of at most 16 such texts.", name)
     found = "" if fault["type"] == "missing" else f" (found: {_short(repr(fault['input']))})"
     return Refused(400, f"{place}: {fault['msg'][:1].lower()}{fault['msg'][1:]}{found}.", name)
 

@@ -117,6 +117,8 @@ def test_models_and_health(server):
     ("/v1/completions", {"prompt": "a", "logprobs": 2}, 400, "logprobs", "does not have it"),
     ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo", "does not have it"),
     ("/v1/completions", {"prompt": "a", "stop": ""}, 400, "stop", "at least 1 character"),
+    ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, 400, "stop", "at most 256 characters"),
+    ("/v1/completions", {"prompt": "a", "stop": ["b" * 257]}, 400, "stop", "at most 256 characters"),
     ("/v1/completions", {"prompt": "a", "model": "b"}, 404, "model", "there is gpt2ish_model"),
     ("/v1/completions", {"prompt": "a" * 129}, 400, "prompt", "context is 128 tokens"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages", "at least 1"),
