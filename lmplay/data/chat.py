@@ -7,6 +7,7 @@ like a special token in it stays text, and a template runs once for each sequenc
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,6 +24,9 @@ _PRIVATE = re.compile("[\u2003\ue000\ue001]")
 _TOKEN = re.compile(r"<[^<>\s]+>")
 # The date that templates are given: always the same, or no batch could be repeated. It is the default of Llama 3's template.
 _TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
+
+# Longer chats are laid out anew each time: their layouts are large, and hardly ever come again.
+_LONGEST_KEPT = 64  # turns
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def write_out(turns: Sequence[Turn], template: str | None, end_text: str, begin_
         parts = _write_plain(turns)
     else:
         parts = []
-        for slot in _lay_out(template, tuple((turn.role, turn.learned) for turn in turns), end_text, begin_text):
+        lay_out = _lay_out if len(turns) <= _LONGEST_KEPT else _lay_out.__wrapped__
+        for slot in lay_out(template, tuple((turn.role, turn.learned) for turn in turns), end_text, begin_text):
             parts.append(slot.fill(turns[slot.number]) if isinstance(slot, _Slot) else slot)
         parts = _join_spaces(parts)
     first = next(number for number, part in enumerate(parts) if part.learned)
@@ -124,7 +129,7 @@ class _Slot:
         return Part(text if self.keeps_right else text.rstrip(), turn.learned)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _lay_out(template: str, kinds: tuple[tuple[str, bool], ...], end_text: str, begin_text: str) -> tuple[Part | _Slot, ...]:
     """Find out what a template writes around turns of these roles; where it does not take them, they are folded into users and assistants."""
     as_is = [(role, [number]) for number, (role, _) in enumerate(kinds)]
@@ -160,8 +165,9 @@ def _render(template: str, messages: Sequence[tuple[str, list[int]]], end_text: 
     for left, number, right, text in zip(*(texts[i::4] for i in range(1, 5)), strict=True):
         found += [_Slot(int(number), bool(left), bool(right)), text]
     numbers, roles = [slot.number for slot in found if isinstance(slot, _Slot)], {number: role for role, group in messages for number in group}
+    times = Counter(numbers)
     for role, group in messages:
-        if any(numbers.count(number) != 1 for number in group):
+        if any(times[number] != 1 for number in group):
             raise _NotWritten(f"it does not show what {role} says once")
     in_order = [number for number in numbers if roles[number] != "system"]  # which some templates write before the last question, or all of them first
     if in_order != sorted(in_order) or any(_PRIVATE.search(text) for text in found if isinstance(text, str)):

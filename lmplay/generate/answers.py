@@ -1,6 +1,6 @@
 """The answers of `lmp_generator --serve`: models behind OpenAI's interface, and a page to try them.  Imported where a server is started.
 
-A request is read, its prompts are encoded in a thread of their own, and the texts are written by the worker (:mod:`worker`), which tells them piece by piece.
+A request is read, its prompts are encoded, in a thread of their own, and the texts are written by the worker (:mod:`worker`), which tells them piece by piece.
 """
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -29,6 +29,8 @@ from ..writing.sampling import Sampling
 from .asked import ChatRequest, CompletionRequest, Limits, read_request
 from .worker import Added, Job, Served, Worker
 from .writer import text_seed
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,23 @@ class Api:
 
     async def complete(self, request: Request) -> Response:
         """Continue prompts."""
-        asked = read_request(await read_json(request, self._most_bytes), CompletionRequest)
+        body = await read_json(request, self._most_bytes)
+        asked = await self._aside(lambda: read_request(body, CompletionRequest))
         assert isinstance(asked, CompletionRequest)
         served = self._find(asked.model)
         prompts = asked.prompts
         self._check_count(len(prompts) * (asked.n or 1))
-        ids = await self._encode(lambda: [self._prompt_ids(served, prompt) for prompt in prompts])
+        ids = await self._aside(lambda: [self._prompt_ids(served, prompt) for prompt in prompts])
         return await self._answer(request, asked, served, served.prompting, ids)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        asked = read_request(await read_json(request, self._most_bytes), ChatRequest)
+        body = await read_json(request, self._most_bytes)
+        asked = await self._aside(lambda: read_request(body, ChatRequest))
         assert isinstance(asked, ChatRequest)
         served, turns = self._find(asked.model), asked.turns(self._defaults.system)
         self._check_count(asked.n or 1)
-        ids = await self._encode(lambda: [read_turns(served.chat, turns)])
+        ids = await self._aside(lambda: [read_turns(served.chat, turns)])
         return await self._answer(request, asked, served, served.chat, ids)
 
     def _find(self, name: str | None) -> Served:
@@ -122,13 +126,12 @@ class Api:
             raise Refused(400, f"prompt: allowed are lists of at least one token id from 0 to {most - 1}.", "prompt")
         return prompt
 
-    async def _encode(self, encode: Any) -> list[list[int]]:
-        """Turn prompts into token ids."""
+    async def _aside(self, work: Callable[[], Read]) -> Read:
+        """Read a request or its prompts, beside the event loop."""
         try:
-            ids: list[list[int]] = await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
+            return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
         except UserError as error:  # a chat template that does not write these turns
             raise Refused(400, str(error)) from None
-        return ids
 
     async def _answer(self, request: Request, asked: CompletionRequest | ChatRequest, served: Served, prompting: Prompting,
                       prompts: list[list[int]]) -> Response:

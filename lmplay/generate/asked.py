@@ -13,6 +13,7 @@ from ..data.samples import Turn
 from ..errors import nearest
 from ..web.guard import Refused
 from ..writing.sampling import Sampling
+from .server_flags import PENALTIES
 
 # What clients send along; it says nothing about the text.
 _IGNORED = {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls", "stream_options"}
@@ -24,7 +25,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ()}
 _LONGEST = 200  # characters of a value in a message
 
-Text = Annotated[str, Field(min_length=1)]
+_MOST_MESSAGES = 1000
+_MOST_PROMPTS = 10_000
+
+# Lists are read to their first fault: a report of each element of a large request would take seconds and a GiB.
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Text = Annotated[str, Field(min_length=1, max_length=256)]  # a stop text: it is looked for after each token
 
 
 class _Strict(BaseModel):
@@ -49,9 +55,9 @@ class Request(_Strict):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=PENALTIES[0], le=PENALTIES[1])] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
     seed: Annotated[int, Field(ge=-2**63, lt=2**63)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -77,7 +83,8 @@ class Request(_Strict):
 class CompletionRequest(Request):
     """A request for texts."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (str | Annotated[list[str], Field(max_length=_MOST_PROMPTS, fail_fast=True)] | Ids
+             | Annotated[list[Ids], Field(max_length=_MOST_PROMPTS, fail_fast=True)])
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -99,7 +106,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(fail_fast=True)]
     name: str | None = None
 
     @property
@@ -112,7 +119,7 @@ class Message(BaseModel):
 class ChatRequest(Request):
     """A request for an answer."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)]
 
     def turns(self, system: str) -> list[Turn]:
         """List what has been said; `system` is told the model where the request has nothing of the kind."""
@@ -160,7 +167,7 @@ def read_request(body: dict[str, Any], kind: type[CompletionRequest] | type[Chat
     known = {*kind.model_fields, *_IGNORED, *_NEUTRAL, "max_completion_tokens"}
     for name in asked:
         if name not in known:
-            raise Refused(400, f"{_short(name)}: there is no such parameter.{nearest(name, known)}", _short(name), "unknown_parameter")
+            raise Refused(400, f"{_short(name)}: there is no such parameter.{nearest(_short(name), known)}", _short(name), "unknown_parameter")
     try:
         return kind.model_validate({name: value for name, value in asked.items() if name in kind.model_fields})
     except ValidationError as error:
@@ -174,7 +181,10 @@ def _refused(error: ValidationError) -> Refused:
                                                                                           *Message.model_fields, *Part.model_fields})
     name = str(fault["loc"][0])
     if name == "prompt" and fault["type"] != "missing":
-        return Refused(400, "prompt: allowed is a text, a list of texts, a list of token ids, or a list of such lists.", name)
+        return Refused(400, "prompt: allowed is a text, a list of texts, a list of token ids, or a list of such lists; "
+                            f"at most {_MOST_PROMPTS:,} prompts.", name)
+    if name == "stop":
+        return Refused(400, "stop: allowed is a text of at least 1 character and at most 256 characters, or a list of at most 16 such texts.", name)
     found = "" if fault["type"] == "missing" else f" (found: {_short(repr(fault['input']))})"
     return Refused(400, f"{place}: {fault['msg'][:1].lower()}{fault['msg'][1:]}{found}.", name)
 

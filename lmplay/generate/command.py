@@ -16,7 +16,7 @@ from ..data.samples import FORMS
 from ..errors import LmplayError, UserError, long_names_refused, value_fault
 from ..plan.settings import find_model
 from ..signals import Stop, raise_stop
-from .server_flags import PORT, add_server_flags, limits_of, server_faults, server_ranges
+from .server_flags import PENALTIES, PORT, add_server_flags, limits_of, server_faults, server_ranges
 
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
 
@@ -106,13 +106,11 @@ def _parser() -> Parser:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse values out of range, all at once."""
-    ranges = {"samples": (1, None), "max_tokens": (1, None), "batch_size": (1, None), "seed": (0, None), "temperature": (0, None), "top_k": (0, None),
-              "top_p": (0, 1), "min_p": (0, 1), **server_ranges(options)}
+    ranges = {"samples": (1, None), "max_tokens": (1, None), "batch_size": (1, None), "seed": (0, None), "temperature": (0, 100), "top_k": (0, None),
+              "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": PENALTIES, **server_ranges(options)}
     values = {name: getattr(options, name) for name in ranges if getattr(options, name) is not None}
     faults = [f"--{name.replace('_', '-')} {value}: allowed is a number from {ranges[name][0]}{'' if ranges[name][1] is None else f' to {ranges[name][1]}'}."
               for name, value in values.items() if not ranges[name][0] <= value <= (math.inf if ranges[name][1] is None else ranges[name][1])]
-    if not options.repetition_penalty > 0:
-        faults.append(f"--repetition-penalty {options.repetition_penalty}: allowed is a number above 0.")
     if options.title and options.form not in (None, "title"):
         faults.append(f"--title and --as {options.form} together: give one of them.")
     faults += [f"{one} and {other} together: give one of them." for one, other in itertools.combinations(

@@ -6,6 +6,8 @@ import argparse
 from ..web.address import add_flags
 
 PORT = 8000
+# The least and the largest repetition penalty, for flags and requests alike.
+PENALTIES = (0.01, 100)
 # The limits of a server: what is the default, the least, and what it is.
 _LIMITS: dict[str, tuple[int, int, str, str]] = {
     "limit_tokens": (4096, 1, "TOKENS", "the most tokens of a text that a request may ask for"),

@@ -99,5 +99,5 @@ def cut_at_stops(text: str, stops: Sequence[str], is_whole: bool) -> tuple[str, 
         return text[:end - length], True
     if is_whole:
         return text, False
-    begun = max((length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])), default=0)
+    begun = max((length for stop in stops for length in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:length])), default=0)
     return text[:len(text) - begun], False

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+# Lower temperatures count as 0: divided by them, logits may exceed float32.
+_LEAST_TEMPERATURE = 1e-4
 # Tokens whose probabilities are added up first, when one is drawn.
 _BLOCK = 256
 
@@ -19,7 +21,7 @@ class Sampling:
     """How a token is chosen: the fields are applied in this order, then a token is drawn from those that are left.
 
     `repetition_penalty` divides the positive logits of tokens in the text so far, and multiplies the negative ones (Keskar et al. 2019, "CTRL"); 1 = off.
-    `temperature` divides the logits; 0 = always the most probable token; the fields below have no effect.
+    `temperature` divides the logits; 0 (or less than 0.0001) = always the most probable token; the fields below have no effect.
     `top_k` keeps the k most probable tokens; 0 = off.
     `top_p` keeps the fewest tokens whose probabilities sum to at least p (Holtzman et al. 2019, "The Curious Case of Neural Text Degeneration"); 1 = off.
     `min_p` keeps tokens at least min_p times as probable as the most probable one (Nguyen et al. 2024, "Turning Up the Heat"); 0 = off.
@@ -43,7 +45,7 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
     logits_BV = logits_BV.float()
     if sampling.repetition_penalty != 1:
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
-    if sampling.temperature == 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(1)
     return _drawn(_kept(logits_BV / sampling.temperature, sampling).cpu(), draws_B.cpu()).to(logits_BV.device)  # Apple's GPUs have no float64
 
@@ -51,6 +53,7 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
 def _drawn(probabilities_BV: Tensor, draws_B: Tensor) -> Tensor:
     """Find where the draw of each text lies among its probabilities, one below the other: first the block of tokens, then the token.
 
+    Where the probabilities are NaN, some token of the vocabulary is found.
     Sums are float64, of blocks first: a sum over the whole vocabulary at each token would take longer than a small model.
     """
     size = probabilities_BV.shape[1]
@@ -63,7 +66,7 @@ def _drawn(probabilities_BV: Tensor, draws_B: Tensor) -> Tensor:
     inside_B1 = torch.searchsorted(of_block_BS.double().cumsum(1) + before_B1, targets_B1, right=True)
     # A draw at the very end of a block may be rounded past the last token that was kept.
     last_B1 = _BLOCK - 1 - (of_block_BS > 0).flip(1).int().argmax(1, keepdim=True)
-    return (block_B1 * _BLOCK + torch.minimum(inside_B1, last_B1)).squeeze(1)
+    return (block_B1 * _BLOCK + torch.minimum(inside_B1, last_B1)).squeeze(1).clamp_(max=size - 1)
 
 
 def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:

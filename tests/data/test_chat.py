@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lmplay.data import chat as chat_module
 from lmplay.data.chat import PLAIN_TEMPLATE, Part, choose_template, write_out
 from lmplay.data.samples import BREAK, Sample, Skipped, Turn, choose_reading
 from lmplay.data.stage import StageData
@@ -143,6 +144,15 @@ def test_what_a_template_refuses_or_drops_is_folded_into_what_it_takes(roles, te
 def test_a_template_that_does_not_write_a_chat_is_refused_with_the_way_out(template, reason):
     with pytest.raises(UserError, match=f'assistant, user, assistant .*{reason}.*"chat": "plain"'):
         write_out([Turn("assistant", "hi", True), Turn("user", "you", False), Turn("assistant", "bye", True)], template, END)
+
+
+def test_the_layout_of_a_long_chat_is_not_kept():
+    short, long = ([Turn("user", "a", False), Turn("assistant", "b", True)] * times for times in (5, 500))
+    for turns, kept in ((short, 1), (long, 0)):
+        before = chat_module._lay_out.cache_info().currsize
+        prompt, truth = write_out(turns, CHATML + "{# kept? #}", END, BEGIN)
+        assert "".join(part.text for part in prompt + truth).count("b") >= len(turns) // 2
+        assert chat_module._lay_out.cache_info().currsize - before == kept
 
 
 def test_the_date_in_a_template_is_always_the_same():

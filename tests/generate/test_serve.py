@@ -9,7 +9,9 @@ from helpers import generate as run
 pytest.importorskip("uvicorn")
 from served import served, until
 
+from lmplay.generate.asked import ChatRequest, CompletionRequest, read_request
 from lmplay.modules.cache import KeyValueCache
+from lmplay.web.guard import Refused
 from lmplay.writing.prompting import Prompting
 
 
@@ -106,6 +108,8 @@ def test_models_and_health(server):
     ("/v1/completions", {"prompt": [True]}, 400, "prompt", "token ids"), ("/v1/completions", {"prompt": ["a"], "n": 1000}, 400, "n", "at most 80"),
     ("/v1/completions", {"prompt": "a", "temperature": 3}, 400, "temperature", "less than or equal to 2"),
     ("/v1/completions", {"prompt": "a", "temperature": "1"}, 400, "temperature", "number"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty", "greater than or equal to 0.01"),
+    ("/v1/completions", {"prompt": "a", "repetition_penalty": 1e300}, 400, "repetition_penalty", "less than or equal to 100"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, 400, "max_tokens", "at most 4096"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 5, "max_completion_tokens": 6}, 400, "max_tokens", "differ"),
@@ -113,6 +117,8 @@ def test_models_and_health(server):
     ("/v1/completions", {"prompt": "a", "logprobs": 2}, 400, "logprobs", "does not have it"),
     ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo", "does not have it"),
     ("/v1/completions", {"prompt": "a", "stop": ""}, 400, "stop", "at least 1 character"),
+    ("/v1/completions", {"prompt": "a", "stop": "b" * 257}, 400, "stop", "at most 256 characters"),
+    ("/v1/completions", {"prompt": "a", "stop": ["b" * 257]}, 400, "stop", "at most 256 characters"),
     ("/v1/completions", {"prompt": "a", "model": "b"}, 404, "model", "there is gpt2ish_model"),
     ("/v1/completions", {"prompt": "a" * 129}, 400, "prompt", "context is 128 tokens"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages", "at least 1"),
@@ -129,9 +135,20 @@ def test_what_is_wrong_is_told_in_the_shape_of_openai(server, path, body, status
     assert set(answer["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(("kind", "body"), [
+    (CompletionRequest, {"prompt": [1] * 1000 + ["a"]}), (CompletionRequest, {"prompt": [[1]] * 1000 + [["a"] * 1000]}),
+    (CompletionRequest, {"prompt": [{}] * 1000}), (CompletionRequest, {"prompt": "a", "stop": [1] * 1000}), (ChatRequest, {"messages": [1] * 1000}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}), (ChatRequest, {"messages": CHAT["messages"] * 1001})])
+def test_of_a_long_list_the_first_fault_is_enough(kind, body):
+    with pytest.raises(Refused) as refused:
+        read_request(body, kind)
+    assert refused.value.__context__.error_count() < 10
+
+
 def test_what_asks_for_nothing_is_taken(server):
     more = {"user": "me", "frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "logprobs": None, "stop": None, "n": None, "seed": -3,
             "stream": False}
+    assert server.text("Who", temperature=1e-300, max_tokens=5) == server.text("Who", temperature=0, max_tokens=5)
     assert server.text("Who", **more, echo=False, best_of=1, suffix=None, max_tokens=2)
     assert server.ask("/v1/chat/completions", {**CHAT, **more, "logprobs": False, "response_format": {"type": "text"}, "tools": [], "store": False})[0] == 200
 

@@ -61,6 +61,20 @@ def test_a_draw_finds_its_token_and_never_one_that_was_removed(vocab, kept, seed
     assert ((before - 1e-12 <= draw) & (draw <= after + 1e-12)).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(temperature=st.sampled_from([5e-324, 1e-300, 1e-40, 1e-9, 1e-4]), seed=st.integers(0, 2**20), draw=st.floats(0, 1 - 2**-24))
+def test_a_tiny_temperature_is_greedy(temperature, seed, draw):
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)).mul(4).round()
+    logits[:, 7] = 30
+    assert choose(logits, [[]] * 3, Sampling(temperature=temperature), torch.full((3,), draw, dtype=torch.float64)).tolist() == [7] * 3
+
+
+@pytest.mark.parametrize("vocab", [2, 40, 300, 512])
+def test_a_model_that_gives_no_numbers_chooses_a_token_of_the_vocabulary(vocab):
+    chosen = choose(torch.full((2, vocab), float("nan")), [[]] * 2, Sampling(), torch.tensor([0.0, 0.9]))
+    assert all(0 <= token < vocab for token in chosen.tolist())
+
+
 def test_greedy_is_the_most_probable_token_again_and_again(model):
     model.eval()
     text = [3, 1, 4]
@@ -165,6 +179,8 @@ def test_a_prompt_can_be_piped_in(capsys, trained, monkeypatch):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--model", "missing.lmp"], "no such file"), (["--out-dir", "/nowhere"], "--model"), (["--top-p", "2", "--samples", "0"], "--top-p 2.0"),
+    (["--repetition-penalty", "1e-300"], "--repetition-penalty 1e-300: allowed is a number from 0.01 to 100"), (["--repetition-penalty", "nan"], "0.01 to 100"),
+    (["--temperature", "inf"], "--temperature inf: allowed is a number from 0 to 100"),
     (["--temprature", "2"], "Did you mean '--temperature'?"),
     (["--prompt", "a", "--prompts", "b"], "one of them"), (["--prompts", "missing.txt"], "cannot be read")])
 def test_what_is_wrong_is_said_in_a_line(capsys, arguments, words):
