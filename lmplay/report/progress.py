@@ -39,7 +39,7 @@ class ProgressLine:
     def start_stage(self, stage: StageStart) -> None:
         """Begin or continue a stage."""
         self.stage, self.validation, self._first, self._own = stage, None, None, {}
-        self._losses = {name: loss for name, loss in self._losses.items() if not name}  # the next stage has other sources
+        self._losses = {}  # the next stage has other sources, and its loss may be one of pairs
         self._start = self._here = _Mark(time.monotonic(), None, stage.progress)
 
     def add(self, step: StepDone) -> None:

@@ -113,7 +113,7 @@ class ModelStats:
             result["unit"] = ""
         if final:
             self.final = result
-        if self.best is None or result["loss"] < self.best["loss"]:
+        if self.best is None or result.get("unit") != self.best.get("unit") or result["loss"] < self.best["loss"]:
             self.best = result
 
     def validated_at(self, progress: Progress) -> bool:

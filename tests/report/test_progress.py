@@ -68,7 +68,9 @@ def test_losses_are_running_means_of_all_and_by_source(clock):
     assert found["loss_by_source"] == pytest.approx({"a": (15 * 0.7 + 40) / (5 * 0.7 + 10), "b": 1.0})
     line.validation = 3.0
     line.start_stage(stage_start())
-    assert (line.figures()["loss"], line.figures()["loss_by_source"], line.validation) == (found["loss"], {}, None)
+    assert (line.figures()["loss"], line.figures()["loss_by_source"], line.validation) == (0.0, {}, None)
+    line.add(step_done(4, 0.7, 1))  # of one pair
+    assert line.figures()["loss"] == pytest.approx(0.7)
 
 
 def test_the_loss_follows_quickly(clock):

@@ -5,6 +5,7 @@ from filled import fill, fill_sources
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmplay.stats.figures import Progress
 from lmplay.stats.totals import MOST_SAVES, ModelStats, add_save
 
 
@@ -16,6 +17,14 @@ def test_statistics_go_on_where_they_were():
     fill(stats)
     fill(copy)
     assert copy.state() == stats.state()
+
+
+def test_the_best_loss_is_of_one_unit():
+    """A loss of pairs is no better than one of tokens for being lower, nor worse for being higher: the newest unit counts."""
+    stats = ModelStats()
+    for step, (loss, n_bytes) in enumerate([(3.0, 10), (0.7, 0), (0.6, 0), (0.65, 0), (2.5, 10), (2.8, 10)]):
+        stats.add_validation(Progress(step, step, step, 0.0), {"loss_sum": loss, "n_tokens": 1.0, "n_bytes": n_bytes, "lr": 0.1})
+        assert stats.best["loss"] == [3.0, 0.7, 0.6, 0.6, 2.5, 2.5][step]
 
 
 @given(st.integers(1, 5000))
