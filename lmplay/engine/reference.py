@@ -94,6 +94,9 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
         values = _compute(part, begun, kept.values, name, pieces(), judge, made_for)
         os.replace(part, path)
         sync_folder(folder)
+        for begun_before in folder.glob("*.part"):
+            if begun_before.name.partition(".")[2] == f"{run.path.stem}.part":  # of this run, for other data or settings
+                begun_before.unlink()
         sync_folder(folder.parent)  # it may have been made just now
     except OSError as error:
         raise UserError(f"{part}: the log-probabilities of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "

@@ -107,6 +107,19 @@ def test_what_a_kill_leaves_of_the_computation_is_gone_on_with(folder, monkeypat
     assert kept("whole").read_bytes() == kept("parts").read_bytes()
 
 
+def test_what_was_begun_for_other_data_goes_when_the_whole_is_there(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        counting(patch, fail_at=2)
+        with pytest.raises(KeyboardInterrupt):
+            run("out")
+    of_another = kept("out").with_name(f"{'0' * 32}.another.gpt2ish_model.part")
+    of_another.write_bytes(b"of a run of another name")
+    plan(folder, samples=10, epochs=None)
+    assert run("out") == 0
+    assert sorted(path.suffix for path in of_another.parent.iterdir()) == [".jsonl", ".part"]
+    assert of_another.exists()
+
+
 def test_it_is_computed_once_for_all_epochs_and_not_again_at_a_resume(folder, monkeypatch):
     seen = counting(monkeypatch)
     assert run("out", "--max-steps", "4") == 75
