@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.samples import Turn
 from ..errors import UserError
 from .models import Judged
 from .results import Measure, Result
@@ -31,7 +31,7 @@ def judge_pairs(model: Judged, data: DataSet, pairs: Sequence[Pair], reading: Re
     """Judge a model by preferences: how often the better answer, with its end token, is the more probable one, or that per character; equals count as half."""
     texts = []
     for pair in shown(pairs, model.label, data):
-        given, before = _given(model, data, pair.prompt)
+        given, before = _given(model, data, pair)
         texts += [_text(model, given, before, answer, end=True) for answer in (pair.chosen, pair.rejected)]
     found = _by_row(log_probs(model, texts, reading), [2] * len(pairs))
     lengths = [np.array([max(1, len(pair.chosen)), max(1, len(pair.rejected))]) for pair in pairs]
@@ -40,12 +40,12 @@ def judge_pairs(model: Judged, data: DataSet, pairs: Sequence[Pair], reading: Re
                    reading)
 
 
-def _given(model: Judged, data: DataSet, prompt: str | tuple[Turn, ...]) -> tuple[list[int], str]:
-    """Turn a prompt into token ids; and its text, where the answer follows it as the text goes on."""
-    if isinstance(prompt, str):
-        return model.prompting.ids(prompt), prompt
+def _given(model: Judged, data: DataSet, pair: Pair) -> tuple[list[int], str]:
+    """Turn a prompt into token ids; and its text, where a space may be needed between it and the answer."""
+    if isinstance(pair.prompt, str):
+        return (replace(model.prompting, form="text").ids(pair.prompt), "") if pair.goes_on else (model.prompting.ids(pair.prompt), pair.prompt)
     try:
-        return model.prompting.turn_ids(prompt), ""
+        return model.prompting.turn_ids(pair.prompt), ""
     except UserError as error:
         raise UserError(*(f"{data.label}: {fault}" for fault in error.faults)) from None
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..data.samples import Turn
+from ..data.pairs import EQUAL, ChatPair, TextPair, read_pair
+from ..data.roles import SYSTEMS
+from ..data.turns import Skipped, Turn
 from ..errors import UserError
 from .sets import DataSet
 
@@ -29,11 +31,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt, or the turns of a chat, and the better and the worse answer."""
+    """A prompt, or the turns of a chat, and the better and the worse answer; `goes_on` where these are texts that begin with the prompt."""
 
     prompt: str | tuple[Turn, ...]
     chosen: str
     rejected: str
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,23 +66,29 @@ def read_questions(data: DataSet) -> list[Question]:
 
 
 def read_pairs(data: DataSet) -> list[Pair]:
-    """Read preferences; raises UserError naming the first row that is none."""
+    """Read preferences as training reads them; raises UserError naming the first row that is none."""
     found = []
     for where, row in data.rows():
-        place, fields = f"{data.label}: {where}", {name.lower(): value for name, value in row.items()}
-        sides = [_field(place, row, (name,), f"the {name} answer") for name in ("chosen", "rejected")]
-        prompt = next((fields[name] for name in _PROMPT if fields.get(name) is not None), None)
-        if all(isinstance(side, str) and side for side in sides) and (prompt is None or isinstance(prompt, str)):
-            found.append(Pair(prompt or "", *sides))
-            continue
-        given = _turns(place, prompt) if prompt is not None else []
-        chats = [_turns(place, side) for side in sides]
-        before = [chat[:-1] for chat in chats]
-        if any(not chat or not chat[-1].learned for chat in chats) or before[0] != before[1]:
-            raise UserError(f"{place}: chosen and rejected must be texts, or chats that differ in their last message alone, an answer.")
-        turns = before[0] if before[0][:len(given)] == given else [*given, *before[0]]  # some sets repeat the prompt in both answers
-        found.append(Pair(tuple(turns), chats[0][-1].content, chats[1][-1].content))
+        place, fields = f"{data.label}: {where}", {name.lower(): value for name, value in row.items() if value is not None}
+        chosen, rejected = (_field(place, row, (name,), f"the {name} answer") for name in ("chosen", "rejected"))
+        prompt, system = (next((fields[name] for name in names if name in fields), None) for names in (_PROMPT, SYSTEMS))
+        try:
+            pair = read_pair(chosen, rejected, prompt or None, system)
+        except Skipped as reason:
+            if str(reason) != EQUAL:
+                raise UserError(f"{place}: prompt, chosen and rejected must be texts, or lists of messages with role and content ({reason}).") from None
+            pair = TextPair("", "=", "=", is_question=True)  # whatever is equal counts as half
+        found.append(_pair_of(place, pair))
     return _some(data, found)
+
+
+def _pair_of(place: str, pair: TextPair | ChatPair) -> Pair:
+    """Give the prompt of a pair, and its two answers."""
+    if isinstance(pair, TextPair):
+        return Pair(pair.prompt, pair.chosen, pair.rejected, goes_on=not pair.is_question)
+    if pair.chosen[:-1] != pair.rejected[:-1]:
+        raise UserError(f"{place}: chosen and rejected must be texts, or chats that differ in their last message alone, an answer.")
+    return Pair(pair.chosen[:-1], pair.chosen[-1].content, pair.rejected[-1].content)
 
 
 def read_problems(data: DataSet) -> list[Problem]:
@@ -132,13 +141,3 @@ def _number_of(place: str, answer: Any, choices: Sequence[str], labels: Sequence
         return int(text)
     raise UserError(f"{place}: the answer {text[:40]!r} is none of its {len(choices)} choices; allowed is a number from 0 to {len(choices) - 1}, a letter from "
                     f"A to {letters[-1]}, {'one of its labels, ' if labels else ''}or the text of a choice.")
-
-
-def _turns(place: str, messages: Any) -> list[Turn]:
-    """Read the messages of a chat; a text is what a user says."""
-    if isinstance(messages, str):
-        return [Turn("user", messages, False)]
-    if not isinstance(messages, list) or not all(isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-                                                 for one in messages):
-        raise UserError(f"{place}: prompt, chosen and rejected must be texts, or lists of messages with role and content.")
-    return [Turn(one["role"], one["content"], one["role"] == "assistant") for one in messages]

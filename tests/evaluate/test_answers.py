@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from lmplay.evaluate.command import run
 from lmplay.evaluate.problems import is_right, number_in, pass_at
+from lmplay.evaluate.rows import Pair, read_pairs
+from lmplay.evaluate.sets import read_set
 
 QUESTIONS = [{"question": f"The {word} is", "choices": ["öäüß", "an animal", "no"], "answer": (2, 2, 1)[number % 3]}
              for number, word in enumerate(("cat", "größe", "dog", "12", "owl", "x", "yes", "a", "b", "#"))]
@@ -97,6 +99,34 @@ def test_preferences_of_chats_are_written_out_as_chats(capsys):
     head = [*b"user: Hi\n\nassistant: "]
     acc = sum(log_p(head, [*row["chosen"][0]["content"].encode(), 256]) > log_p(head, [*row["rejected"][0]["content"].encode(), 256]) for row in rows) / 3
     assert figures(found)["acc"] == figures(again)["acc"] == pytest.approx(acc)
+
+
+def test_preferences_are_read_as_training_reads_them(tmp_path):
+    ask, answers = {"role": "user", "content": "Hi"}, [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
+    kind = {"role": "system", "content": "Be kind."}
+
+    def read(**row) -> Pair:
+        [pair] = read_pairs(read_set("--preferences", str(write_rows(tmp_path / "p.jsonl", [row])), tmp_path, None))
+        return pair
+
+    chats = {side: [ask, *answer] for side, answer in zip(("chosen", "rejected"), answers, strict=True)}
+    alone = {"chosen": answers[0], "rejected": answers[1]}
+    for row in ({"prompt": "Hi", **chats, "system": "Be kind."}, {"prompt": [kind, ask], **alone}, {"prompt": "Hi", **alone, "System_Prompt": "Be kind."}):
+        pair = read(**row)
+        assert [(turn.role, turn.content) for turn in pair.prompt] == [("system", "Be kind."), ("user", "Hi")]
+        assert (pair.chosen, pair.rejected) == ("yes", "no")
+    assert read(prompt="Hi", chosen="yes", rejected="no", system="Be kind.") == Pair("Be kind.\n\nHi", "yes", "no")
+    assert read(chosen="Human: hi a", rejected="Human: hi b") == Pair("Human: hi", " a", " b", goes_on=True)
+
+
+def test_answers_that_go_on_from_what_they_share_are_read_as_texts(monkeypatch):
+    model_file(Path("c.lmp"), "gpt2ish", forms={"a": [{"source": "s", "form": "chat", "chat": "plain"}, {"source": "t", "form": "text"}]}, context_len=128)
+    write_rows(Path("p.jsonl"), [{"chosen": "Human: hi a", "rejected": "Human: hi b"}])
+    read = []
+    monkeypatch.setattr("lmplay.evaluate.choices.log_probs", lambda model, texts, reading: [read.append(bytes(text.ids[1:-1].astype("uint8"))) or 0.0
+                                                                                         for text in texts])
+    assert run(["./c.lmp", "--preferences", "p.jsonl", "--device", "cpu"]) == 0
+    assert read == [b"Human: hi a", b"Human: hi b"]
 
 
 def test_an_answer_longer_than_the_context_is_scored_whole(capsys):
