@@ -70,8 +70,8 @@ class Api:
     async def health(self, request: Request) -> Response:
         """Say whether the server takes requests, and what it is doing."""
         written, waiting = self._worker.counts()
-        return JSONResponse({"status": "ending" if self._is_ending else "ok", "models": [*self._models], "written": written, "waiting": waiting},
-                            503 if self._is_ending else 200)
+        status = "ending" if self._is_ending else "failed" if self._worker.has_failed else "ok"
+        return JSONResponse({"status": status, "models": [*self._models], "written": written, "waiting": waiting}, 200 if status == "ok" else 503)
 
     async def list_models(self, request: Request) -> Response:
         """List the models."""
@@ -140,6 +140,7 @@ class Api:
             if len(ids) > served.context_len:
                 raise Refused(400, f"This model's context is {served.context_len} tokens; the prompt has {len(ids)}. Shorten it.",
                               "messages" if isinstance(asked, ChatRequest) else "prompt", "context_length_exceeded")
+        stops = (*asked.stops, *self._defaults.stops, *await self._aside(lambda: prompting.stop_texts))
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         told, loop = asyncio.Queue[tuple[int, Added | Refused]](), asyncio.get_running_loop()
 
@@ -148,7 +149,6 @@ class Api:
                 with suppress(RuntimeError):  # the server has ended meanwhile
                     loop.call_soon_threadsafe(told.put_nowait, (number, event))
 
-            stops = (*asked.stops, *self._defaults.stops, *prompting.stop_texts)
             return Job(served.name, ids, prompting, asked.sampling(self._defaults.sampling), text_seed(seed, number), self._limits.tokens(asked.max_tokens),
                        stops, self._limits.seconds, tell)
 

@@ -6,7 +6,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,11 @@ class Worker:
         """Count the texts that are being written, and those that wait."""
         return len(self._written), len(self._waiting)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the thread has ended though nobody has ended it."""
+        return not (self._thread.is_alive() or self._ended)
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Let texts be written, all of them or none.
 
@@ -152,12 +158,19 @@ class Worker:
                     return
                 begun = self._take()
             for job, failure in begun:
-                self._begin(job) if failure is None else job.tell(failure)
+                if failure is not None:
+                    job.tell(failure)
+                elif job in self._written:
+                    with self._guarded(job.model):
+                        self._begin(job)
             for job in [job for job in self._written if job.is_cancelled]:
-                self._leave(job)
-            for key, batch in list(self._batches.items()):
-                if len(batch):
-                    self._step(key, batch)
+                if job in self._written:
+                    with self._guarded(job.model):
+                        self._leave(job)
+            for key in list(self._batches):
+                if len(self._batches.get(key, ())):
+                    with self._guarded(key[0]):
+                        self._step(self._batches[key])
 
     def _take(self) -> list[tuple[Job, Refused | None]]:
         """Take texts that wait: as many as there is a place for, and those that have waited too long."""
@@ -191,21 +204,26 @@ class Worker:
         """End a text; the place is free."""
         self._batches[self._written.pop(job).key].remove(job)
 
-    def _step(self, key: tuple[str, frozenset[int]], batch: ContinuousBatch) -> None:
-        """Write a token of each text of a batch; where the model fails, its texts are refused and the others go on."""
+    def _step(self, batch: ContinuousBatch) -> None:
+        """Write a token of each text of a batch."""
+        for job, token in batch.step().items():
+            assert isinstance(job, Job)
+            added = self._written[job].add(token)
+            job.tell(added)
+            if added.finish is not None:
+                self._leave(job)
+
+    @contextmanager
+    def _guarded(self, model: str) -> Iterator[None]:
+        """Where a model fails, refuse its texts; those of the others go on."""
         try:
-            for job, token in batch.step().items():
-                assert isinstance(job, Job)
-                added = self._written[job].add(token)
-                job.tell(added)
-                if added.finish is not None:
-                    self._leave(job)
+            yield
         except Exception:
-            print(f"lmp_generator: the model {key[0]} has failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            self._batches.pop(key, None)
-            for job in [job for job, written in self._written.items() if written.key == key]:
+            print(f"lmp_generator: the model {model} has failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            self._batches = {key: batch for key, batch in self._batches.items() if key[0] != model}
+            for job in [job for job in self._written if job.model == model]:
                 del self._written[job]
-                job.tell(Refused(500, f"The model {key[0]} has failed; the server has written out why where it runs."))
+                job.tell(Refused(500, f"The model {model} has failed; the server has written out why where it runs."))
 
 
 class _Written:

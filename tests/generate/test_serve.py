@@ -9,9 +9,12 @@ from helpers import generate as run
 pytest.importorskip("uvicorn")
 from served import served, until
 
+from lmplay.errors import UserError
 from lmplay.generate.asked import ChatRequest, CompletionRequest, read_request
+from lmplay.generate.worker import Worker
 from lmplay.modules.cache import KeyValueCache
 from lmplay.web.guard import Refused
+from lmplay.writing.continuous import ContinuousBatch
 from lmplay.writing.prompting import Prompting
 
 
@@ -273,6 +276,45 @@ def test_a_model_that_fails_ends_no_server(trained, monkeypatch, capfd):
                 assert '"server_error"' in stream.read().decode()
         assert client.text("Who", max_tokens=2)
     assert "out of memory, say" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["add", "remove", "step"])
+def test_a_batch_that_fails_anywhere_ends_no_server(trained, monkeypatch, capfd, place):
+    with served("--out-dir", trained, "--as", "text", "--greedy", "--device", "cpu") as client:
+        with monkeypatch.context() as patch:
+            def fail(self, *arguments):
+                raise RuntimeError("a fault, say")
+
+            patch.setattr(ContinuousBatch, place, fail)
+            with client.send("/v1/completions", {"prompt": ["Who", "a"], "max_tokens": 2, "stream": True}) as stream:
+                stream.read()
+            until(lambda: client.ask("/health")[1].get("written") == 0)
+        assert client.ask("/health")[0] == 200
+        assert client.text("Who", max_tokens=2)
+    assert "a fault, say" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_ends_the_thread_that_writes_is_told(trained, monkeypatch):
+    def fail(self):
+        raise RuntimeError("a fault, say")
+
+    with served("--out-dir", trained, "--device", "cpu") as client:
+        monkeypatch.setattr(Worker, "_take", fail)
+        assert client.ask("/v1/completions", {"prompt": "a"})[0] == 503
+        until(lambda: client.ask("/health")[0] == 503)
+        assert client.ask("/health")[1]["status"] == "failed"
+
+
+def test_a_template_that_refuses_what_ends_a_text_is_a_fault_of_the_request(trained, monkeypatch):
+    def refuse(self):
+        raise UserError("the template does not write this")
+
+    with served("--out-dir", trained, "--device", "cpu") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Prompting, "stop_texts", property(refuse))
+            assert client.ask("/v1/chat/completions", CHAT)[0] == 400
+        assert client.ask("/v1/chat/completions", CHAT)[0] == 200
 
 
 def test_at_the_end_what_waits_is_refused_and_what_is_written_ends(trained, slowly):
