@@ -21,6 +21,8 @@ LEVEL = 0.95
 RESAMPLES = 2000
 # More documents are put into this many groups, which are drawn instead.
 _MOST_GROUPS = 5000
+# Differences up to this one are those of float32 sums in another order.
+_ROUNDING = 1e-5
 # The unit of a figure that compares across tokenizers, though some cannot write all bytes.
 PER_BYTE = "bits per byte"
 # Unit -> how a difference in it is written, and by what it is multiplied.
@@ -134,8 +136,8 @@ class Difference:
 
     @property
     def more_than_noise(self) -> bool:
-        """Whether zero lies outside the interval."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        """Whether zero lies outside the interval, by more than rounding: a model and its export are equal."""
+        return self.low is not None and self.high is not None and (self.low > _ROUNDING or self.high < -_ROUNDING)
 
     @property
     def verdict(self) -> str:
