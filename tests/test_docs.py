@@ -38,7 +38,7 @@ LOOKS = ("--find-lr", "--check-plan", "--show-samples", "--show-batch", "--descr
 def finished(tmp_path_factory):
     """A folder as a reader may have it: texts, plans, and runs that are done."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("my_texts", "my_notes"):
+    for name in ("my_texts", "my_notes", "unseen_texts"):
         (folder / name).mkdir()
         write_rows(folder / name / "a.jsonl", [{"title": "Cats", "text": sentences(2)} for _ in range(2000)])
     for name in ("my_notes.jsonl", "my_wiki.jsonl"):
