@@ -140,8 +140,9 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
             answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
                        for part in np.split(predictions[where], piece.answer_starts)]
             add_words(sums, piece, predictions[where])
-            for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
-                sums[name] += words
+            if piece.preferred is not False:
+                for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
+                    sums[name] += words
             said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost
             of_sample[:, sample_of[number]] += said
             sums["n_bytes"] += said[2]
@@ -174,10 +175,12 @@ def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> None:
-    """Add a piece's words to sums.
+    """Add a piece's words to sums; those of an answer that is rejected are not to be written, and do not count.
 
     :param predicted: the token ids at the positions of those to be learned.
     """
+    if piece.preferred is False:
+        return
     truth = piece.tokens[piece.n_prompt:]
     right, all_words = count_right(piece.truth, piece.borders, predicted == (truth if piece.learned is None else truth[piece.learned]), piece.answer_starts)
     sums["words_right"] = sums.get("words_right", 0.0) + right

@@ -129,8 +129,12 @@ class ModelStats:
         self.sets.setdefault(name, History(figures=self.figures)).add(**progress._asdict(), **figures)
 
     def keep_samples(self, name: str, progress: Progress, figures: Mapping[str, float], samples: Sequence[SampleLoss]) -> None:
-        """Keep the newest losses of the samples of a set, by which two runs are compared, and its figures; see :meth:`add_train`."""
-        identity, loss, tokens, n_bytes = map(list, zip(*samples[:MOST_SAMPLES], strict=True))
+        """Keep the newest losses of the samples of a set, by which two runs are compared, and its figures; see :meth:`add_train`.
+
+        Where the loss is not one of tokens those of the samples are not kept: they would compare something else.
+        """
+        kept = samples[:MOST_SAMPLES] if figures["n_bytes"] else []
+        identity, loss, tokens, n_bytes = ([one[part] for one in kept] for part in range(4))
         self.judged[name] = {"samples": progress.samples, "n_samples": len(samples), "n_tokens": int(figures["n_tokens"]),
                              "n_bytes": int(figures["n_bytes"]), **values(_OF_SET, figures),
                              "identity": identity, "loss_sum": [round(value, 4) for value in loss], "tokens": list(map(int, tokens)),

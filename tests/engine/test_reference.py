@@ -13,6 +13,7 @@ from helpers import TINY, compare_runs, load, sentences, write_plan, write_rows
 from pairs import rows_of_pairs
 
 from lmplay.engine import reference, stage
+from lmplay.plotstats.__main__ import main as plotstats
 from lmplay.train.__main__ import main
 
 REFERENCES = "references"
@@ -76,6 +77,20 @@ def test_the_first_loss_is_that_of_no_difference_and_training_prefers_the_chosen
     assert totals["pieces"] == 2 * totals["total_train_samples"] == 2 * 72
     assert totals["broken_samples"] == 0
     assert "preference_accuracy" not in columns("out", name="first")
+
+
+def test_rejected_answers_are_no_truth(folder, capsys):
+    """Neither in the count of words, nor in what two runs are compared by."""
+    write_rows(Path("pairs.jsonl"), [{"prompt": f"Say {i}.", "chosen": "cat", "rejected": sentences(2, "dog")} for i in range(40)])
+    for seed in "01":
+        assert run("out", "--seed", seed, "--model", f"run{seed}", dropout="0") == 0
+    state = load(Path("out/run0.lmp"))["runner"]["state"]
+    rows, judged = state["step_stats"]["prefer"]["validate"]["rows"], state["stats"]["judged"]
+    assert rows["words"][-1] == rows["n_tokens"][-1] > 1  # which are pairs here
+    assert {len(one["identity"]) for one in judged.values()} == {0}
+    capsys.readouterr()
+    assert plotstats(["--out-dir", "out", "--baseline", "run0"]) == 0
+    assert "better" not in capsys.readouterr().out
 
 
 def test_a_run_that_is_stopped_anywhere_goes_on_exactly(folder, monkeypatch):
