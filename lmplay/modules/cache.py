@@ -59,9 +59,33 @@ class KeyValueCache:
         """Keep the first tokens of the last T, as many as belong to each text; the rest was padding and will be overwritten."""
         self._lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
 
+    def joined(self, other: KeyValueCache) -> KeyValueCache:
+        """Make a cache of the texts of this and of another; what is shorter is filled up with zeros, which nothing attends to."""
+        both = KeyValueCache(0, self._most, self._device)
+        both._lengths = [*self._lengths, *other._lengths]
+        both._blocks = [(_below(one[0], two[0]), _below(one[1], two[1])) for one, two in zip(self._blocks, other._blocks, strict=True)]
+        return both
+
+    def selected(self, rows: Sequence[int]) -> KeyValueCache:
+        """Make a cache of some of the texts, at least one."""
+        some = KeyValueCache(0, self._most, self._device)
+        some._lengths = [self._lengths[row] for row in rows]
+        most = max(some._lengths)
+        some._blocks = [(keys_BHLK[list(rows), :, :most], values_BHLK[list(rows), :, :most]) for keys_BHLK, values_BHLK in self._blocks]
+        return some
+
     def _grown(self, kept_BHLK: Tensor) -> Tensor:
         """Copy what is stored to a tensor with space for half as many positions again as are needed now."""
         batch, heads, length, width = kept_BHLK.shape
         grown = kept_BHLK.new_zeros((batch, heads, min(self._most, self._used + self._used // 2 + 64), width))
         grown[:, :, :length] = kept_BHLK
         return grown
+
+
+def _below(one_BHLK: Tensor, two_BHLK: Tensor) -> Tensor:
+    """Put the texts of the second tensor below those of the first."""
+    batch, heads, _, width = one_BHLK.shape
+    both = one_BHLK.new_zeros((batch + len(two_BHLK), heads, max(one_BHLK.shape[2], two_BHLK.shape[2]), width))
+    both[:batch, :, :one_BHLK.shape[2]] = one_BHLK
+    both[batch:, :, :two_BHLK.shape[2]] = two_BHLK
+    return both

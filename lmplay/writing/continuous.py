@@ -28,20 +28,24 @@ class _Text:
 
 
 class ContinuousBatch:
-    """Texts that grow by a token in each step; a text has the tokens that :func:`lmplay.writing.generation.generate` writes, whoever is beside it."""
+    """Texts that grow by a token in each step; what a text becomes depends on its seed, and not on those beside it.
 
-    def __init__(self, model: nn.Module, end_ids: Collection[int], context_len: int):
+    When a text is longer than the context, the model goes on with its last `context_len` // 2 tokens.
+    """
+
+    def __init__(self, model: nn.Module, end_ids: Collection[int], context_len: int, use_cache: bool = True):
         """
         :param model: see :mod:`lmplay.exp`; it is put into evaluation mode.
         :param end_ids: the tokens that end a text.
         :param context_len: the most tokens that the model can read.
+        :param use_cache: False = read the whole text again for each token, as with models whose ``forward`` has no `cache`.
         """
         self._model, self._ends, self._context_len = model.eval(), set(end_ids), context_len
         self._device = next(model.parameters()).device
-        self._has_cache = "cache" in inspect.signature(model.forward).parameters
+        self._has_cache = use_cache and "cache" in inspect.signature(model.forward).parameters
         self._texts: list[_Text] = []  # those in the cache, in its order
         self._fresh: list[_Text] = []  # those that the model has yet to read
-        self._cache: _Cache | None = None
+        self._cache: KeyValueCache | None = None
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._fresh)
@@ -62,12 +66,13 @@ class ContinuousBatch:
     @torch.inference_mode()
     def step(self) -> dict[Hashable, int | None]:
         """Write the next token of each text; None for a text that its end token ends, which is no longer there then."""
-        read = [(texts, cache) for texts, cache in ((self._texts, self._cache), (self._fresh, self._new_cache())) if texts]
+        fresh = self._new_cache()
+        read = [(texts, cache) for texts, cache in ((self._texts, self._cache), (self._fresh, fresh)) if texts]
         if not read:
             return {}
         logits_BV = torch.cat([self._logits(texts, cache) for texts, cache in read])
         if self._has_cache and self._fresh:
-            self._cache = read[-1][1] if self._cache is None else self._cache.joined(read[-1][1])
+            self._cache = fresh if self._cache is None or fresh is None else self._cache.joined(fresh)
             self._texts, self._fresh = [*self._texts, *self._fresh], []
         texts = [*self._texts, *self._fresh]
         tokens = dict(zip([text.name for text in texts], self._choose(logits_BV, texts), strict=True))
@@ -78,11 +83,11 @@ class ContinuousBatch:
         self._forget()
         return {name: None if token in self._ends else token for name, token in tokens.items()}
 
-    def _new_cache(self) -> _Cache | None:
+    def _new_cache(self) -> KeyValueCache | None:
         """Make the cache of the texts that are read for the first time."""
-        return _Cache(len(self._fresh), self._context_len, self._device) if self._has_cache else None
+        return KeyValueCache(len(self._fresh), self._context_len, self._device) if self._has_cache else None
 
-    def _logits(self, texts: list[_Text], cache: _Cache | None) -> Tensor:
+    def _logits(self, texts: list[_Text], cache: KeyValueCache | None) -> Tensor:
         """Read what is new of each text; gives the logits of its next token (B, V)."""
         new = [text.ids[text.start + text.read:] for text in texts]
         width = max(map(len, new))
@@ -123,33 +128,3 @@ class ContinuousBatch:
             assert self._cache is not None
             self._cache = self._cache.selected([self._texts.index(text) for text in texts]) if texts else None
             self._texts = texts
-
-
-class _Cache(KeyValueCache):
-    """A cache that texts join and leave."""
-
-    def joined(self, other: _Cache | None) -> _Cache:
-        """Make a cache of the texts of this and of another."""
-        assert other is not None
-        both = _Cache(0, self._most, self._device)
-        both._lengths = [*self._lengths, *other._lengths]
-        for one, two in zip(self._blocks, other._blocks, strict=True):
-            both._blocks.append((_below(one[0], two[0]), _below(one[1], two[1])))
-        return both
-
-    def selected(self, rows: list[int]) -> _Cache:
-        """Make a cache of some of the texts."""
-        some = _Cache(0, self._most, self._device)
-        some._lengths = [self._lengths[row] for row in rows]
-        most = max(some._lengths)
-        some._blocks = [(keys_BHLK[rows, :, :most], values_BHLK[rows, :, :most]) for keys_BHLK, values_BHLK in self._blocks]
-        return some
-
-
-def _below(one_BHLK: Tensor, two_BHLK: Tensor) -> Tensor:
-    """Put the texts of the second tensor below those of the first; the shorter tensor is filled up with zeros, which nothing attends to."""
-    batch, heads, _, width = one_BHLK.shape
-    both = one_BHLK.new_zeros((batch + len(two_BHLK), heads, max(one_BHLK.shape[2], two_BHLK.shape[2]), width))
-    both[:batch, :, :one_BHLK.shape[2]] = one_BHLK
-    both[batch:, :, :two_BHLK.shape[2]] = two_BHLK
-    return both
