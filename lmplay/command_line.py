@@ -1,15 +1,17 @@
-"""The parser of the command lines."""
+"""The parser of the command lines, and how programs end."""
 from __future__ import annotations
 
 import argparse
 import io
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from . import __version__
-from .errors import UserError, nearest
+from .errors import LmplayError, UserError, nearest
+from .signals import Stop
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,6 +79,29 @@ class _Help(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.help_text(whole=option_string == "--help-all"), end="")
         parser.exit()
+
+
+def ended(program: str, stopped: str, work: Callable[[], int]) -> int:
+    """Do the work of a program that saves nothing, and tell how it ends.
+
+    :param program: its name.
+    :param stopped: what is said at a request to stop; the empty string = nothing but the end of the line.
+    :param work: gives the exit code.
+    :return: the exit code: that of the work, of its error, of the request to stop; 0 where the reader of the output has had enough (`| head`).
+    """
+    try:
+        return work()
+    except LmplayError as error:
+        for fault in error.faults if isinstance(error, UserError) else [error]:
+            print(f"{program}: {fault}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt as stop:
+        with suppress(OSError):
+            print(f"\n{program}: {stopped}" if stopped else "", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stop) else 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _with_hyphens(word: str) -> str:

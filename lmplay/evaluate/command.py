@@ -7,16 +7,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser
+from ..command_line import Parser, ended
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, long_names_refused, printable
+from ..errors import UserError, long_names_refused, printable
 from ..files import check_folder, write_text
 from ..plan.settings import Settings
-from ..signals import Stop, raise_stop
+from ..signals import raise_stop
 from ..stats.evaluations import add_evaluation, read_evaluations
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 for bad input, that of the request to stop.
     """
-    try:
+    def work() -> int:
         options = _parser().read(argv)
         _check(options)
         if argv is None:
@@ -43,17 +42,8 @@ def run(argv: list[str] | None) -> int:
         with long_names_refused():
             _evaluate(options)
         return 0
-    except LmplayError as error:
-        for fault in error.faults if isinstance(error, UserError) else [error]:
-            print(f"lmp_eval: {fault}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt as stop:
-        with suppress(OSError):
-            print("\nlmp_eval: stopped; what was finished is in the file of evaluations.", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stop) else 130
-    except BrokenPipeError:  # the reader has had enough (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+    return ended("lmp_eval", "stopped; what was finished is in the file of evaluations.", work)
 
 
 def _parser() -> Parser:

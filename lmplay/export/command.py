@@ -3,15 +3,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser
-from ..errors import LmplayError, UserError, long_names_refused, nearest
+from ..command_line import Parser, ended
+from ..errors import UserError, long_names_refused, nearest
 from ..plan.settings import find_model
-from ..signals import Stop, raise_stop
+from ..signals import raise_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +26,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 for bad input, that of the request to stop.
     """
-    try:
+    def work() -> int:
         options = _parser().read(argv)
         _check(options)
         if argv is None:
@@ -36,14 +34,8 @@ def run(argv: list[str] | None) -> int:
         with long_names_refused():
             _export(options)
         return 0
-    except LmplayError as error:
-        for fault in error.faults if isinstance(error, UserError) else [error]:
-            print(f"lmp_export: {fault}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt as stop:
-        with suppress(OSError):
-            print("\nlmp_export: stopped; what was half written has been removed.", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stop) else 130
+
+    return ended("lmp_export", "stopped; what was half written has been removed.", work)
 
 
 def _parser() -> Parser:

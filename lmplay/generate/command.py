@@ -5,17 +5,15 @@ import argparse
 import itertools
 import json
 import math
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser
+from ..command_line import Parser, ended
 from ..data.samples import FORMS
-from ..errors import LmplayError, UserError, long_names_refused, value_fault
+from ..errors import UserError, long_names_refused, value_fault
 from ..plan.settings import find_model
-from ..signals import Stop, raise_stop
+from ..signals import raise_stop
 from .server_flags import PENALTIES, PORT, add_server_flags, limits_of, server_faults, server_ranges
 
 _FORMS_IN_WORDS = {"title": "a title", "instruction": "an instruction", "chat": "what a user says"}
@@ -32,7 +30,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 bad input, that of the request to stop.
     """
-    try:
+    def work() -> int:
         options = _parser().read(argv)
         _check(options)
         if options.serve is not None:
@@ -54,17 +52,8 @@ def run(argv: list[str] | None) -> int:
         else:
             _write_all(writer, prompts, options)
         return 0
-    except LmplayError as error:
-        for fault in error.faults if isinstance(error, UserError) else [error]:
-            print(f"lmp_generator: {fault}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt as stop:
-        with suppress(OSError):
-            print(file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stop) else 130
-    except BrokenPipeError:  # the reader has had enough (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+    return ended("lmp_generator", "", work)
 
 
 def _parser() -> Parser:
