@@ -10,8 +10,10 @@ from torch import nn
 
 from ..exp import build_model, get_experiment
 from ..exp.folding import for_use
+from ..modules.adapters import merge_adapter
 from ..tokenizer import Tokenizer
 from .averages import optimizers_in
+from .base import put_on, with_base
 from .format import load
 from .weights import check_weights
 
@@ -40,16 +42,24 @@ def open_trained(path: Path, raw: bool = False) -> Trained:
     :param raw: take the weights themselves, also where a run keeps averages of them.
     :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
     """
-    content = load(path, parts=("model",))
-    built, state = content["model"]["state_args"], content["model"]["state"]
+    content = with_base(path, load(path, parts=("model",)))
+    built, has_adapter = content["model"]["state_args"], "base" in content["model"]
+    state = content["model"]["base" if has_adapter else "state"]
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
     with torch.device("meta"):
-        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), state, experiment.name)
+        shapes = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
+    check_weights(shapes.state_dict(), state, experiment.name)
+    if has_adapter:
+        put_on(shapes, content["model"], experiment.name)
     module = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
     module.load_state_dict(state)
+    if has_adapter:
+        put_on(module, content["model"], experiment.name)
     optimizers = None if raw else optimizers_in(content, module)
     if optimizers is not None:
         optimizers.use_averages()
+    if has_adapter:
+        merge_adapter(module)
     model = for_use({"state_args": built, "state": module.state_dict()})
     used = model["state_args"]
     if used["experiment"] != experiment.name:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..checkpoints.averages import optimizers_in
+from ..checkpoints.base import put_on
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
 from ..checkpoints.format import checkpoint_bytes, versions
@@ -39,6 +40,7 @@ from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
 from ..exp import experiments, get_experiment, split_name
 from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..modules.adapters import freeze_base
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.groups import follow_rules
@@ -59,6 +61,7 @@ from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
 from .accord import Accord
+from .adapting import check_adapters
 from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -97,6 +100,10 @@ class Outline:
     def stage_settings(self, stage: Stage, begun: bool = False) -> StageSettings:
         """Work out what holds for a stage; one that has begun goes on with its optimizer."""
         return resolve_stage(self.settings, stage, self.spec.args["context_len"], self.stored_optimizer if begun else None)
+
+    def without_adapter(self) -> Outline:
+        """Give the same for a model that has not yet the adapter that the checkpoint was trained with."""
+        return replace(self, spec=replace(self.spec, adapted=None))
 
     def tokenizer(self, data: Iterable[StageData]) -> Tokenizer:
         """Give the model's tokenizer; a new one may learn from the data of the stages."""
@@ -328,6 +335,8 @@ def check_model(ahead: Outline, runtime: Runtime | None, stages: Sequence[Stage]
                 freeze(shapes, stage, ahead.settings)
         with faults.collected():
             _check_optimizers(ahead, shapes, stages)
+        with faults.collected():
+            check_adapters(ahead.spec, stages, ahead.plan.stages)
     faults.refuse()
 
 
@@ -351,12 +360,15 @@ def _check_optimizers(ahead: Outline, shapes: nn.Module, stages: Sequence[Stage]
 def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
     """Set what a stage trains.
 
-    :param module: the raw model.
+    :param module: the raw model; where it has an adapter, that alone is trained.
     :param stage: its `freeze` are the patterns.
     :param settings: whether all is frozen by default.
     :return: the names of the frozen parameters.
     :raises UserError: when a pattern matches nothing, or nothing is left to train.
     """
+    if stage.adapter is not None:
+        freeze_base(module)
+        return [name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     try:
         return apply_freeze(module, stage.freeze or (), settings.default_freeze)
     except UserError as error:
@@ -458,6 +470,9 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
     if spec.initial_weights is not None:
         model.restore(spec.initial_weights(tokenizer, say))
+    if spec.adapted is not None:
+        put_on(module, spec.adapted, spec.experiment)
+        model.adapter = dict(spec.adapted["state_args"]["adapter"])
     module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
@@ -578,12 +593,14 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    state = max((optimizers_of(stage.settings, run.device_model.raw).state_bytes() for stage in run.stages.values()), default=0)
+    plain = [stage.settings for stage in run.stages.values() if stage.settings.adapter is None]
+    state = max((optimizers_of(settings, run.device_model.raw).state_bytes() for settings in plain), default=0)
     size = checkpoint_bytes(run.device_model.raw, state)
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
+    bases = [f"base of {name}" for name, stage in run.stages.items() if stage.settings.adapter is not None and stage.state.fingerprints is None]
     run.interrupt.expect_save(size)
-    check_free_space(run.path, size, [*best_names(early), *stages], run.settings.keep)
+    check_free_space(run.path, size, [*best_names(early), *stages, *bases], run.settings.keep)
 
 
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:

@@ -27,6 +27,7 @@ from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
 from ..writing.prompting import recorded
+from .adapting import begin_adapter, end_adapter, in_words
 from .batches import Batches, Grouping, TrainBatch, batches_of
 from .budget import TokenBudget
 from .by_source import BySource
@@ -88,6 +89,11 @@ class StageRunner:
         return sum(not parameter.requires_grad for parameter in self.run.device_model.raw.parameters())
 
     @property
+    def adapter(self) -> str:
+        """What adapter is trained; empty where it is the weights."""
+        return "" if self.settings.adapter is None else in_words(self.settings.adapter, self.run.device_model.raw)
+
+    @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
         return self.run.optimizers.lr
@@ -122,6 +128,7 @@ class StageRunner:
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
+        begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
             average = run.optimizers.average
@@ -259,6 +266,7 @@ class StageRunner:
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = None
+        end_adapter(self.run, self.settings)
         self.run.lr_schedulers.start_stage()
         return True
 

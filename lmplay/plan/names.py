@@ -141,6 +141,13 @@ OBJECTIVES = {row.name: row for row in (
 OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
 
 
+# Kinds of adapters, and what the library peft calls them. lora: Hu et al. 2021, "LoRA"; its update is scaled by alpha / rank.  dora: Liu et al. 2024, "DoRA",
+# learns the length of each row of the weight apart from its direction.  rslora: Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with
+# LoRA", scales by alpha / sqrt(rank).
+ADAPTERS: dict[str, dict[str, bool]] = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+ADAPTER_TARGETS = ("attention", "all")
+
+
 def objectives() -> dict[str, Objective]:
     """List the built-in objectives and those of installed packages by name, see :func:`with_offered`."""
     return with_offered(Objective, OBJECTIVES.values())
