@@ -10,6 +10,7 @@ from torch import nn
 from ..checkpoints.weights import check_weights
 from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
+from ..modules.sharded import copy_into, is_sharded
 from ..optim.schedules import warmup_factor
 from ..plan.schedules import Place
 from ..plan.settings import Settings, StageSettings
@@ -36,13 +37,17 @@ class ModelComponent:
         return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec, "forms": dict(self.forms)}
 
     def state(self) -> dict[str, Any]:
-        """See :class:`lmplay.component.Component`."""
-        return self.module.state_dict()
+        """See :class:`lmplay.component.Component`; of a sharded model the parameters themselves, so that one with two names is seen to be the same."""
+        return self.module.state_dict(keep_vars=is_sharded(self.module))
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`; keys and shapes must match exactly."""
         check_weights(self.module.state_dict(), state, self.experiment)
-        self.module.load_state_dict(state)
+        if not is_sharded(self.module):
+            self.module.load_state_dict(state)
+            return
+        for name, own in self.state().items():
+            copy_into(own, state[name])
 
 
 @dataclass
