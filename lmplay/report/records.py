@@ -135,7 +135,10 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ValidationDone:
-    """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it."""
+    """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it.
+
+    `own` are figures of the objective, by name: title, value and unit.
+    """
 
     final: bool
     loss: float
@@ -148,6 +151,7 @@ class ValidationDone:
     prompt: str
     truth: str
     predicted: str
+    own: Mapping[str, tuple[str, float, str]]
 
 
 @dataclass(frozen=True)
