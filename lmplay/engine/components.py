@@ -11,6 +11,7 @@ from ..checkpoints.weights import check_weights
 from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
 from ..modules.adapters import adapter_state
+from ..modules.sharded import copy_into, is_sharded
 from ..optim.schedules import warmup_factor
 from ..plan.schedules import Place
 from ..plan.settings import Settings, StageSettings
@@ -43,13 +44,17 @@ class ModelComponent:
         return built if self.adapter is None else {**built, "adapter": dict(self.adapter)}
 
     def state(self) -> dict[str, Any]:
-        """See :class:`lmplay.component.Component`."""
-        return self.module.state_dict() if self.adapter is None else adapter_state(self.module)
+        """See :class:`lmplay.component.Component`; of a sharded model the parameters themselves, so that one with two names is seen to be the same."""
+        return self.module.state_dict(keep_vars=is_sharded(self.module)) if self.adapter is None else adapter_state(self.module)
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`; keys and shapes must match exactly."""
         check_weights(self.state(), state, self.experiment)
-        self.module.load_state_dict(state, strict=self.adapter is None)
+        if not is_sharded(self.module):
+            self.module.load_state_dict(state, strict=self.adapter is None)
+            return
+        for name, own in self.state().items():
+            copy_into(own, state[name])
 
 
 @dataclass

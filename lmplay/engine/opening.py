@@ -60,6 +60,7 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from . import sharding
 from .accord import Accord
 from .adapting import check_adapters
 from .batches import position_of
@@ -240,6 +241,10 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
             if ranks.is_main:
                 _already_done(ahead, report)
             return None
+        if sharding.is_wanted(ahead.settings, runtime):
+            sharding.check(ahead.settings, stages.values())
+        elif ahead.settings.shard:
+            report.say("--shard: there is one process, which has the whole model; it trains as without --shard.")
         run = _make(ahead, runtime, stages, report, interrupt, callbacks, prompts, accord)
         _check_space(run)
         accord.check_same(partial(_facts, run))
@@ -453,13 +458,15 @@ def start_device(settings: Settings, ranks: Ranks | None = None) -> Runtime:
 
 
 def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], say: Say, tell: Say,
-               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext) -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
+               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, place: Callable[[nn.Module], object] | None = None) \
+        -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
     """Make model and optimizers, from the run's seed on.
 
     :param stages: a new tokenizer may learn from their data.
     :param say: is told what of the initial model does not fit.
     :param tell: is told what is compiled.
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
+    :param place: brings the model to the device; None = the whole of it.
     """
     settings, spec = ahead.settings, ahead.spec
     opened = list(stages)
@@ -473,7 +480,7 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
     if spec.adapted is not None:
         put_on(module, spec.adapted, spec.experiment)
         model.adapter = dict(spec.adapted["state_args"]["adapter"])
-    module.to(runtime.device)
+    place(module) if place is not None else module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 
@@ -524,7 +531,8 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.say, report.compiled,
-                                                  nullcontext if interrupt.shared else interrupt.at_once)
+                                                  nullcontext if interrupt.shared else interrupt.at_once,
+                                                  partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
@@ -532,7 +540,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
-              device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep),
+              device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep, runtime.ranks.collect if runtime.ranks.shards else None),
               foreign_sizes(settings, ahead.plan), accord)
     if ahead.stored is not None:
         _restore(run, ahead.stored)

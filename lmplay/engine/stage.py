@@ -251,8 +251,8 @@ class StageRunner:
             if found is None or self.run.interrupt.stopping():
                 return False
             with self.run.optimizers.averaged():
-                written = self._from_main(lambda: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
-                                                                self.settings.context_len, self.run.interrupt.requested))
+                written = self._written(lambda interrupted: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
+                                                                          self.settings.context_len, interrupted))
             if written is None:
                 return False
             found.sums.update(written)
@@ -292,8 +292,8 @@ class StageRunner:
         run = self.run
         prompting = recorded(run.model.tokenizer, run.model.forms)
         with run.optimizers.averaged() as is_averaged:
-            written = self._from_main(lambda: run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step,
-                                                                    run.interrupt.requested))
+            written = self._written(lambda interrupted: run.completions.write(run.device_model.raw, prompting, self.settings.context_len,
+                                                                              run.record.progress.step, interrupted))
             if written is None:
                 return None
             found = self._evaluate(units, self.objective, self.by_source.validation_names)
@@ -312,6 +312,25 @@ class StageRunner:
         with self.run.interrupt.until_stopped():
             found = self.run.accord.from_main(work)
         return found
+
+    def _written(self, write: Callable[[Callable[[], bool]], _T | None]) -> _T | None:
+        """Let the model write. Rank 0 does it; where each rank has a part of the weights all write the same, and a request to stop waits for the end.
+
+        :param write: writes, asking a function whether it is interrupted.
+        :return: what it gives; None when a request to stop came in between.
+        """
+        run, found = self.run, None
+        if not run.runtime.ranks.shards:
+            return self._from_main(lambda: write(run.interrupt.requested))
+        with run.interrupt.until_stopped():
+            run.completions.newest = run.accord.from_main(lambda: run.completions.newest)
+            found = run.accord.alike(partial(self._write_in_unison, write))
+        return found
+
+    def _write_in_unison(self, write: Callable[[Callable[[], bool]], _T | None]) -> _T | None:
+        """Let all ranks write the same."""
+        with self.run.accord.in_unison(self.run.device_model.raw):
+            return write(lambda: False)
 
     def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""

@@ -61,7 +61,8 @@ class CompletionWriter:
     say: Callable[[str], None]
     count: int = 1
     temperature: float = 0.8
-    _newest: float = -1  # the step of the newest lines
+    newest: float = -1
+    """The step of the newest lines."""
     _warned: bool = False
 
     def begin(self, step: float) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class CompletionWriter:
                 if step and row["step"] <= step:
                     kept.append(line)
                     rows.append(row)
-                    self._newest = row["step"]
+                    self.newest = row["step"]
         try:
             write_text(self.path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
@@ -92,7 +93,7 @@ class CompletionWriter:
         :param interrupted: asked before each token.
         :return: the completions, `count` for each prompt in a row; None when interrupted; empty without prompts, or when this step has completions already.
         """
-        if not self.prompts or step == self._newest:
+        if not self.prompts or step == self.newest:
             return []
         lines = self._lines()
         ids = [prompting.ids(_split(line)[0]) for line in lines]
@@ -120,7 +121,7 @@ class CompletionWriter:
         """Append the completions that :meth:`write` returned, and return the rows; a file that cannot be written is one warning."""
         if not texts:
             return []
-        self._newest = progress.step
+        self.newest = progress.step
         rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, **_compared(line, text)}
                                       for line, text in zip(self._lines(), texts, strict=True)]
         try:

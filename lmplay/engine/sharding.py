@@ -1,0 +1,51 @@
+"""`--shard`: a model of which each rank holds a part; what is refused with it, and how a model becomes one.  Engine floor."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..device.runtime import Runtime
+from ..errors import UserError
+from ..plan.names import in_words, optimizer_row, sharding_optimizers
+from ..plan.settings import Settings
+from .accord import Accord
+from .interrupt import Interrupt
+from .run import OpenStage
+
+
+def is_wanted(settings: Settings, runtime: Runtime) -> bool:
+    """Tell whether the model is to be divided among ranks."""
+    return bool(settings.shard) and runtime.ranks.size > 1
+
+
+def check(settings: Settings, stages: Iterable[OpenStage]) -> None:
+    """Refuse what needs the whole model on one rank; raises UserError with all faults."""
+    faults = []
+    if settings.compile_model:
+        faults.append("--shard and --compile-model together: code is compiled for the model as a whole; give one of them.")
+    for stage in stages:
+        names = {stage.settings.optimizer, *(rule.kind for rule in stage.settings.optimizer_rules if rule.kind)}
+        faults += [f"stage '{stage.stage.name}': --shard: the optimizer {name} needs whole weights, and each process has a part of them; take "
+                   f"{in_words(sharding_optimizers())}, or leave --shard out." for name in sorted(names) if not optimizer_row(name).shards]
+        if stage.settings.adapter is not None:
+            faults.append(f"stage '{stage.stage.name}': adapter and --shard together: an adapter is small, and each process needs the whole base; give one of them.")
+        if stage.objective.needs_reference:
+            faults.append(f"stage '{stage.stage.name}': --shard: the objective {stage.settings.objective} compares with the model at the start of the stage, "
+                          "which one process computes alone; take another objective, or leave --shard out.")
+    if faults:
+        raise UserError(*faults)
+
+
+def place(module: nn.Module, settings: Settings, runtime: Runtime, accord: Accord, interrupt: Interrupt) -> None:
+    """Bring a model to the device, or this rank's part of it.
+
+    :raises UserError: when it cannot be divided.
+    """
+    if not is_wanted(settings, runtime):
+        module.to(runtime.device)
+        return
+    accord.alike(lambda: True)  # all have a model, and come here
+    with interrupt.held():
+        runtime.ranks.shard(module, runtime.device, settings.shard == "node", getattr(torch, settings.shard_reduce_dtype))
