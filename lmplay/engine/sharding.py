@@ -30,7 +30,7 @@ def check(settings: Settings, stages: Iterable[OpenStage]) -> None:
         faults += [f"stage '{stage.stage.name}': --shard: the optimizer {name} needs whole weights, and each process has a part of them; take "
                    f"{in_words(sharding_optimizers())}, or leave --shard out." for name in sorted(names) if not optimizer_row(name).shards]
         if stage.settings.adapter is not None:
-            faults.append(f"stage '{stage.stage.name}': adapter and --shard together: an adapter is small, and each process needs the whole base; give one of them.")
+            faults.append(f"stage '{stage.stage.name}': adapter and --shard together: each process needs the whole base; give one of them.")
         if stage.objective.needs_reference:
             faults.append(f"stage '{stage.stage.name}': --shard: the objective {stage.settings.objective} compares with the model at the start of the stage, "
                           "which one process computes alone; take another objective, or leave --shard out.")
