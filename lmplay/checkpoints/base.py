@@ -18,10 +18,13 @@ from ..exp import build_model, get_experiment
 from ..files import check_free_bytes, link_atomic, make_folder, remove_leftovers
 from ..modules.adapters import adapter_state, add_adapter, merge_adapter
 from ..plan.settings import AdapterSettings
+from ..tokenizer import Tokenizer
 from .format import FORMAT, content_bytes, read, stage_file, verify, versions, write
 from .weights import check_weights
 
 FOLDER = "bases"
+FINISHED = "adapters"
+"""The folder of the adapters of stages that are done, beside that of the bases."""
 
 
 def hash_weights(state: Mapping[str, torch.Tensor], update: Callable[[Any], None]) -> None:
@@ -32,8 +35,27 @@ def hash_weights(state: Mapping[str, torch.Tensor], update: Callable[[Any], None
 
 
 def base_file(path: Path, identity: str) -> Path:
-    """Return the file of the base of an identity, for the states of a model file."""
-    return path.parent / FOLDER / f"{identity}.lmp"
+    """Return the file of the base of an identity, for a model file or the adapter of a stage that is done."""
+    file = path.parent / FOLDER / f"{identity}.lmp"
+    return file if path.parent.name != FINISHED or file.exists() else path.parent.parent / FOLDER / file.name
+
+
+def finished_file(path: Path, stage: str) -> Path:
+    """Return the file of the adapter of a stage that is done."""
+    return path.parent / FINISHED / stage_file(path, stage).name
+
+
+def keep_finished(path: Path, stage: str, model: dict[str, Any]) -> None:
+    """Write the adapter of a stage that is done, as weights alone: what is merged cannot be taken apart again.
+
+    :param path: NAME.lmp.
+    :param model: the component, with the adapter.
+    :raises OSError: when it cannot be written.
+    """
+    file = finished_file(path, stage)
+    make_folder(file.parent, "folder of adapters")
+    remove_leftovers(file.parent, lambda name: name == file.name)
+    write(file, {"format": FORMAT, "versions": versions(), "model": model})
 
 
 def keep_base(path: Path, model: dict[str, Any]) -> str:
@@ -45,7 +67,7 @@ def keep_base(path: Path, model: dict[str, Any]) -> str:
     :raises OSError: when it cannot be written.
     """
     identity = _identify(model["state"])
-    file = base_file(path, identity)
+    file = path.parent / FOLDER / f"{identity}.lmp"
     make_folder(file.parent, "folder of the weights below adapters")
     remove_leftovers(file.parent, lambda name: name == file.name)
     if not (file.exists() and verify(file)):
@@ -83,7 +105,7 @@ def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def bring_base(path: Path, content: dict[str, Any], found: Path) -> None:
     """Link the base of a state that was found elsewhere to where the states of a model file look for it."""
     adapter = content["model"]["state_args"].get("adapter")
-    if adapter is not None and not (file := base_file(path, adapter["base"])).exists():
+    if adapter is not None and not (file := path.parent / FOLDER / f"{adapter['base']}.lmp").exists():
         make_folder(file.parent, "folder of the weights below adapters")
         link_atomic(base_file(found, adapter["base"]), file)
 
@@ -108,23 +130,37 @@ def put_on(module: nn.Module, model: Mapping[str, Any], experiment: str) -> None
         module.load_state_dict(model["state"], strict=False)
 
 
-def merged(model: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Give the component `model` of a checkpoint without its adapter, which is merged into the weights; the same one where it has none.
+def open_model(model: dict[str, Any]) -> nn.Module:
+    """Build the model of a checkpoint with its weights, and with its adapter beside them, where it has one.
+
+    :param model: the component, of :func:`with_base`.
+    :raises UserError: where the weights are not those of its experiment.
+    """
+    built, experiment = model["state_args"], get_experiment(model["state_args"]["experiment"])
+    sizes = {"vocab_size": Tokenizer(built["tokenizer"]).vocab_size, **built["args"]}
+    weights = model.get("base", model["state"])
+    with torch.device("meta"):
+        shapes = build_model(experiment, **sizes)
+    check_weights(shapes.state_dict(), weights, experiment.name)
+    if "adapter" in built:
+        put_on(shapes, model, experiment.name)
+    module = build_model(experiment, **sizes)
+    module.load_state_dict(weights)
+    if "adapter" in built:
+        put_on(module, model, experiment.name)
+    return module
+
+
+def merged(model: dict[str, Any]) -> dict[str, Any]:
+    """Give the component `model` of a checkpoint with its adapter merged into the weights; the same one where it has none.
 
     :param model: of :func:`with_base`.
     """
-    if "base" not in model:
+    if "adapter" not in model["state_args"]:
         return model
-    built, experiment = model["state_args"], get_experiment(model["state_args"]["experiment"])
-    with torch.device("meta"):
-        shapes = build_model(experiment, vocab_size=vocab_size, **built["args"])
-    check_weights(shapes.state_dict(), model["base"], experiment.name)
-    put_on(shapes, model, experiment.name)
-    module = build_model(experiment, vocab_size=vocab_size, **built["args"])
-    module.load_state_dict(model["base"])
-    put_on(module, model, experiment.name)
+    module = open_model(model)
     merge_adapter(module)
-    return {"state_args": {key: value for key, value in built.items() if key != "adapter"}, "state": module.state_dict()}
+    return {"state_args": {key: value for key, value in model["state_args"].items() if key != "adapter"}, "state": module.state_dict()}
 
 
 def _identify(state: Mapping[str, torch.Tensor]) -> str:

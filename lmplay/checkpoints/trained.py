@@ -10,12 +10,12 @@ from torch import nn
 
 from ..exp import build_model, get_experiment
 from ..exp.folding import for_use
-from ..modules.adapters import merge_adapter
+from ..modules.adapters import adapter_state, drop_adapter, merge_adapter
+from ..plan.settings import AdapterSettings
 from ..tokenizer import Tokenizer
 from .averages import optimizers_in
-from .base import put_on, with_base
+from .base import open_model, settings_of, with_base
 from .format import load
-from .weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,38 @@ class Trained:
     """Whether the weights are the averages that the run keeps of them."""
 
 
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """A model without its adapter, and the adapter that it has been trained with: settings, layers, and its state by names of parameters."""
+
+    experiment: str
+    module: nn.Module
+    settings: AdapterSettings
+    layers: list[str]
+    state: dict[str, torch.Tensor]
+    base: str
+    """Identifies the weights of the model."""
+
+
+def open_adapter(path: Path, raw: bool = False) -> TrainedAdapter | None:
+    """Open the adapter that a file holds, and the model that it is for; None where it holds none.
+
+    :param raw: take the adapter itself, also where a run keeps an average of it.
+    :raises UserError: as :func:`open_trained`.
+    """
+    content = load(path, parts=("model",))
+    if "adapter" not in content["model"]["state_args"]:
+        return None
+    content = with_base(path, content)
+    built, module = content["model"]["state_args"], open_model(content["model"])
+    if not raw and (optimizers := optimizers_in(content, module)) is not None:
+        optimizers.use_averages()
+    state = {name: value.clone() for name, value in adapter_state(module).items()}
+    drop_adapter(module)
+    adapter = built["adapter"]
+    return TrainedAdapter(built["experiment"], module, settings_of(adapter), adapter["layers"], state, adapter["base"])
+
+
 def open_trained(path: Path, raw: bool = False) -> Trained:
     """Open a model, as it is to be used: without what only training needs.
 
@@ -43,23 +75,12 @@ def open_trained(path: Path, raw: bool = False) -> Trained:
     :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
     """
     content = with_base(path, load(path, parts=("model",)))
-    built, has_adapter = content["model"]["state_args"], "base" in content["model"]
-    state = content["model"]["base" if has_adapter else "state"]
+    built, module = content["model"]["state_args"], open_model(content["model"])
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
-    with torch.device("meta"):
-        shapes = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
-    check_weights(shapes.state_dict(), state, experiment.name)
-    if has_adapter:
-        put_on(shapes, content["model"], experiment.name)
-    module = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
-    module.load_state_dict(state)
-    if has_adapter:
-        put_on(module, content["model"], experiment.name)
     optimizers = None if raw else optimizers_in(content, module)
     if optimizers is not None:
         optimizers.use_averages()
-    if has_adapter:
-        merge_adapter(module)
+    merge_adapter(module)
     model = for_use({"state_args": built, "state": module.state_dict()})
     used = model["state_args"]
     if used["experiment"] != experiment.name:

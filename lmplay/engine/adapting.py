@@ -12,7 +12,7 @@ from zlib import crc32
 
 from torch import nn
 
-from ..checkpoints.base import keep_base
+from ..checkpoints.base import finished_file, keep_base, keep_finished
 from ..data.permutation import hash64
 from ..errors import Faults, UserError
 from ..modules.adapters import PART, adapter_parameters, add_adapter, choose_layers, drop_adapter, merge_adapter
@@ -48,11 +48,17 @@ def begin_adapter(run: Run, stage: str, settings: StageSettings) -> None:
     run.optimizers = optimizers_of(settings, module)
 
 
-def end_adapter(run: Run, settings: StageSettings) -> None:
-    """Merge the adapter of a stage that ends; the optimizers begin anew."""
+def end_adapter(run: Run, stage: str, settings: StageSettings) -> None:
+    """Keep the adapter of a stage that ends in a file of its own, and merge it; the optimizers begin anew."""
     if run.model.adapter is None:
         return
     run.optimizers.use_averages()
+    if run.is_main:
+        try:
+            keep_finished(run.path, stage, {"state_args": run.model.state_args(), "state": run.model.state()})
+        except (OSError, UserError) as error:
+            run.report.say(f"WARNING: {finished_file(run.path, stage)} could not be written ({error}): the adapter of stage '{stage}' is not kept by "
+                           "itself; it is merged")
     merge_adapter(run.device_model.raw)
     run.model.adapter = None
     run.optimizers = optimizers_of(settings, run.device_model.raw)

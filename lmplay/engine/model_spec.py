@@ -86,7 +86,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
         stored = with_base(source, load(source, parts=("model",)))
-        stored = {**stored, "model": merged(stored["model"], Tokenizer(stored["model"]["state_args"]["tokenizer"]).vocab_size)}
+        stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         _, source_name = split_name(experiment.name)

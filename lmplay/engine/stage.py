@@ -266,7 +266,7 @@ class StageRunner:
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = None
-        end_adapter(self.run, self.settings)
+        end_adapter(self.run, self.name, self.settings)
         self.run.lr_schedulers.start_stage()
         return True
 
