@@ -135,19 +135,21 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ValidationDone:
-    """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it."""
+    """A validation (`final` = that at the end of a stage): its figures, None where unknown, those of the objective by name, and one piece as the model sees
+    it."""
 
     final: bool
     loss: float
     standard_error: float | None
     bits_per_byte: float | None
-    accuracy: float
-    edit_accuracy: float
+    accuracy: float | None
+    edit_accuracy: float | None
     written_accuracy: float | None
     floor: float | None
     prompt: str
     truth: str
     predicted: str
+    own: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
