@@ -22,13 +22,14 @@ from ..device.model import DeviceModel
 from ..errors import TrainingError, UserError
 from ..objectives.grpo import Cooled
 from ..rewards.process import Rewards
+from ..tokenizer import Tokenizer
 from ..writing.continuous import ContinuousBatch
 from ..writing.packed import pack
 from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 from .batches import Grouping
 from .evaluate import token_log_probs
-from .run import OpenStage, Run
+from .run import OpenStage
 
 # Texts that are written at once; when memory runs out, half as many.
 _ROWS = 64
@@ -39,18 +40,21 @@ _UNKNOWN_BYTES = 1 << 30
 class AnswerWriter:
     """Lets the model of a stage write answers."""
 
-    def __init__(self, run: Run, stage: OpenStage, grouping: Grouping):
+    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, say: Callable[[str], None]):
         """
+        :param seed: the run's.
         :param grouping: makes the mini-batches in which log-probabilities are computed.
+        :param say: is told when memory runs out.
         """
         assert stage.objective.writing is not None
-        self._run, self._stage, self._grouping, self.writing = run, stage, grouping, stage.objective.writing
-        self._limit, self._rows = self.writing.limit(stage.settings.context_len), _ROWS
+        self._stage, self._model, self._tokenizer, self._seed, self._grouping, self._say = stage, model, tokenizer, seed, grouping, say
+        self.writing, self._context_len = stage.objective.writing, stage.settings.context_len
+        self._limit, self._rows = self.writing.limit(self._context_len), _ROWS
         self._rewards = Rewards(self.writing.rewards)
-        run.threads.callback(self._rewards.close)
+        self.close = self._rewards.close
         forms = stage.data.forms()
         chats = [form["chat"] for form in forms if form["form"] == "chat"]
-        prompting = Prompting(run.model.tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
+        prompting = Prompting(tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
         self._ends, self._stops = prompting.ends, prompting.stop_texts
         self.reference: DeviceModel | None = None
         """The model as it was at the start of the stage, where the objective compares with it."""
@@ -65,7 +69,7 @@ class AnswerWriter:
         :return: a piece for each answer, those of a group in a row; None when interrupted.
         :raises UserError: when a reward fails.
         """
-        group, seed = self.writing.group, self._run.settings.seed
+        group, seed = self.writing.group, self._seed
         prompts = [piece for piece in pieces for _ in range(group)]
         seeds = [hash64(seed, first + number, member) >> 1 for number in range(len(pieces)) for member in range(group)]
         written = self._write(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
@@ -80,7 +84,7 @@ class AnswerWriter:
                 for number, (piece, one, advantage) in enumerate(zip(found[begin:begin + group], judged, advantages, strict=True))]
         if self.reference is not None:
             found = self._with_log_probs(found, self.reference, "reference", token_budget)
-        return found if self.writing.updates == 1 else self._with_log_probs(found, self._run.device_model, "before", token_budget)
+        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", token_budget)
 
     def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
         """Write an answer to each prompt, always the most probable token, and judge them; None when interrupted."""
@@ -90,7 +94,7 @@ class AnswerWriter:
 
     def _write(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
         """Write a text behind each prompt; gives the token ids, the one that ends a text too."""
-        raw, device = self._run.device_model.raw, self._run.runtime.device
+        raw, device = self._model.raw, self._model.runtime.device
         was_training = raw.training
         try:
             while True:
@@ -104,19 +108,18 @@ class AnswerWriter:
                                             "--context-len or model may help.") from error
                 self._rows //= 2
                 free_memory(device)
-                self._run.report.say(f"out of memory: from here on {self._rows} answers are written at once")
+                self._say(f"out of memory: from here on {self._rows} answers are written at once")
         finally:
             raw.train(was_training)
 
     def _write_at_once(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
         """See :meth:`_write`: a text begins as soon as another ends."""
-        run, context_len = self._run, self._stage.settings.context_len
-        runtime = run.runtime
+        runtime = self._model.runtime
         texts: list[list[int]] = [[] for _ in prompts]
         limits = [self._limit_of(piece) for piece in prompts]
         left = memory_left(runtime.device)
-        model = pack(run.device_model.raw, min(self._rows, len(prompts)), _UNKNOWN_BYTES if left is None else left // 2)
-        batch, begun = ContinuousBatch(model, (), context_len), 0
+        model = pack(self._model.raw, min(self._rows, len(prompts)), _UNKNOWN_BYTES if left is None else left // 2)
+        batch, begun = ContinuousBatch(model, (), self._context_len), 0
         with nullcontext() if runtime.device.type == "cpu" else runtime.autocast():
             while True:
                 for number in range(begun, min(len(prompts), begun + self._rows - len(batch))):
@@ -138,7 +141,7 @@ class AnswerWriter:
 
     def _limit_of(self, prompt: Piece) -> int:
         """Give the most tokens of an answer to a prompt."""
-        return min(self._limit, self._stage.settings.context_len - prompt.n_prompt)
+        return min(self._limit, self._context_len - prompt.n_prompt)
 
     def _judge(self, prompts: Sequence[Piece], written: Sequence[list[int]]) -> list[Piece]:
         """Make pieces of what was written, with its rewards."""
@@ -162,7 +165,7 @@ class AnswerWriter:
 
     def _decode(self, ids: list[int]) -> str:
         """Give the text of an answer, without what ends it."""
-        text = self._run.model.tokenizer.decode(ids[:-1] if ids[-1] in self._ends else ids)
+        text = self._tokenizer.decode(ids[:-1] if ids[-1] in self._ends else ids)
         for stop in self._stops:
             text = text.partition(stop)[0]
         return text

@@ -58,7 +58,10 @@ class StageRunner:
         self._reference = Reference() if self.objective.needs_reference else None
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
                                   run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference)
-        self._answers = AnswerWriter(run, stage, self._grouping) if self.objective.writing is not None else None
+        self._answers: AnswerWriter | None = None
+        if self.objective.writing is not None:
+            self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say)
+            run.threads.callback(self._answers.close)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)

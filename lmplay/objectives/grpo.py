@@ -31,8 +31,8 @@ class Grpo(Objective):
     Its losses differ in how the tokens of the answers are added up. `grpo` is the mean over the tokens of an answer, then over the answers. `dr_grpo` divides
     by the most tokens that an answer can have instead (Liu et al. 2025, "Understanding R1-Zero-Like Training: A Critical Perspective"), and its advantages are
     not divided by the deviation. `dapo` is the mean over the tokens of all answers (Yu et al. 2025, "DAPO: An Open-Source LLM Reinforcement Learning System at
-    Scale", equation 12, whose `clip_high` is 0.28). The divergence from the reference is left out by default, as both leave it out; Shao et al. have 0.04. It is weighted by the ratio, so that its gradient
-    is that of the reverse divergence (DeepSeek-AI 2025, "DeepSeek-V3.2", section 3.1).
+    Scale", equation 12, whose `clip_high` is 0.28). The divergence from the reference is left out by default, as both leave it out; Shao et al. have 0.04.
+    It is weighted by the ratio, so that its gradient is that of the reverse divergence (DeepSeek-AI 2025, "DeepSeek-V3.2", section 3.1).
 
     In validation the model writes one answer to each prompt, always the most probable token, and the loss is the mean reward with a minus sign. Pieces that
     the model has not written (a stage that is only timed) count as answers with an advantage of 1.
