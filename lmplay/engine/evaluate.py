@@ -19,7 +19,7 @@ from ..objectives.base import Objective
 from ..objectives.losses import token_losses
 from ..report.records import ValidationDone
 from ..stats.accuracy import count_edits, count_right
-from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
+from ..stats.figures import BY_NAME, SPREAD, Figure, SampleLoss, SourceLoss, values
 from ..tokenizer import Tokenizer
 from .accord import Accord
 from .held_out import identify
@@ -213,11 +213,11 @@ def _add_sources(one: Mapping[str, SourceLoss], other: Mapping[str, SourceLoss])
     return {name: SourceLoss(*map(sum, zip(one.get(name, _NOTHING), other.get(name, _NOTHING), strict=True))) for name in {**one, **other}}
 
 
-def validation_done(found: Evaluation, final: bool, objective: Objective) -> ValidationDone:
-    """Say what a validation found."""
-    sums = found.sums
+def validation_done(found: Evaluation, final: bool, own: Sequence[Figure]) -> ValidationDone:
+    """Say what a validation found; `own` are the objective's figures."""
+    sums, shown = found.sums, [figure for figure in own if figure.progress and figure.validate]
+    said = {figure.name: (figure.title, value, figure.unit) for figure, value in zip(shown, values(shown, sums).values(), strict=True) if value is not None}
     error, edits, written = values([BY_NAME[name] for name in ("standard_error", "edit_accuracy", "written_accuracy")], sums).values()
     return ValidationDone(final, found.loss, error, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
                           sums["words_right"] / sums["words"] if sums["words"] else None, edits, written,
-                          sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example,
-                          values([figure for figure in objective.figures if figure.progress and figure.validate], sums))
+                          sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example, said)

@@ -389,7 +389,7 @@ class StageRunner:
         self.stats.add_validation(progress, sums, final, found.by_source)
         for stats in (self.run.record.stats, self.stats):
             stats.keep_samples(VALIDATION, progress, found.sums, found.samples)
-        self.run.report.validation(validation_done(found, final, self.objective))
+        self.run.report.validation(validation_done(found, final, self.objective.figures))
         self.run.notifier.validation(progress, sums, final, found.by_source)
 
     def _record_set(self, name: str, found: Evaluation) -> None:

@@ -31,10 +31,12 @@ class RotaryPositions(nn.Module):
         if not base > 1:
             raise UserError(f"rope_base {base:g}: must be above 1; 10000 is usual.")
         self.base = base
-        frequencies = 1 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
-        angles = torch.outer(torch.arange(context_len).float(), frequencies)
-        self.register_buffer("cosine_LK", torch.cat([angles.cos(), angles.cos()], 1), persistent=False)
-        self.register_buffer("sine_LK", torch.cat([-angles.sin(), angles.sin()], 1), persistent=False)  # signed, for :func:`rotate`
+        device = torch.get_default_device()
+        with torch.device("cpu"):  # on "meta" torch would import its compiler for a division
+            frequencies = 1 / base ** (torch.arange(0, head_dim, 2).float() / head_dim)
+            angles = torch.outer(torch.arange(context_len).float(), frequencies)
+        self.register_buffer("cosine_LK", torch.cat([angles.cos(), angles.cos()], 1).to(device), persistent=False)
+        self.register_buffer("sine_LK", torch.cat([-angles.sin(), angles.sin()], 1).to(device), persistent=False)  # signed, for :func:`rotate`
 
     def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
         """Begin to read tokens: look up what :func:`rotate` needs, once for all blocks.

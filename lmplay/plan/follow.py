@@ -27,6 +27,7 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
     for number, stage in enumerate(plan.stages):
         length = {"epochs": recipe.epochs} if recipe.epochs is not None and stage.length == _WITHOUT_LENGTH else {}
         written["stages"][number] |= recipe.stage | length
+        written["stages"][number].pop("share_of_plan", None)  # the recipe has a schedule for each stage
     model = written.get("model", {}) | recipe.model
     before = settings.experiment(plan)
     if "exp" not in settings.explicit and ":" not in before:
@@ -61,7 +62,8 @@ def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]
     timed = before.get("train_for") is not None
     if recipe is None and not timed and before.get("params") is None:
         return plan
-    keys = {*(recipe.stage if recipe is not None else ()), *(LENGTHS if timed or (recipe is not None and recipe.epochs is not None) else ())}
+    keys = {*((*recipe.stage, "share_of_plan") if recipe is not None else ()),
+            *(LENGTHS if timed or (recipe is not None and recipe.epochs is not None) else ())}
     stored = {stage["name"]: stage for stage in stored_plan["stages"]}
     written = plan.to_json()
     for number, stage in enumerate(written["stages"]):

@@ -24,7 +24,8 @@ from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, near
 from .mended import mended
 from .names import RESERVED_ENDING
 from .options import MOST
-from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, SourceSpec, Stage, StageBody
+from .schedules import ScheduleFault
+from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, SourceSpec, Stage, StageBody, divide_over_plan
 from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
@@ -169,16 +170,22 @@ def _build(raw: Any, where: str, folder: Path, going_on: Faults | None) -> Plan:
         faults += _stage_faults(name, body, defaults, where, folder)
         if len(faults) > MOST_FAULTS:
             _refuse(faults)
-    sets = {name: _merged(defaults, body).get("evaluate") for name, body in bodies.items() if isinstance(body, dict)}
-    conflicts = Plan.conflicts({"stages": [{"name": name, "evaluate": sets.get(name)} for name in bodies]})
+    merged = {name: _merged(defaults, body) for name, body in bodies.items() if isinstance(body, dict)}
+    shares: list[dict[str, Any]] = []
+    if not faults and merged and (schedule := special.get("$lr_schedule")) is not None:
+        try:
+            shares = [{"share_of_plan": share} for share in divide_over_plan(schedule, merged)]
+        except ScheduleFault as fault:
+            faults.append(f"{where}, key '$lr_schedule{fault.key}': {fault.fault}.")
+    conflicts = Plan.conflicts({"stages": [{"name": name, "evaluate": merged.get(name, {}).get("evaluate")} for name in bodies]})
     faults += [f"{where}: {fault}." if key == "stages" else f"{where}, key '{key}': {fault}." for key, fault in conflicts]
     if faults and going_on is not None:
         going_on.lines += faults
         return _what_is_left(special, bodies, folder, going_on.left_out)
     _refuse(faults)
     rules = {"optimizer_rules": special.get("$optimizer") or None}
-    stages = [Stage.model_validate({"name": name, **rules, **_map_paths(_merged(defaults, body), lambda _, path: _locate(path, folder))})
-              for name, body in bodies.items()]
+    stages = [Stage.model_validate({"name": name, **rules, **share, **_map_paths(body, lambda _, path: _locate(path, folder))})
+              for (name, body), share in zip(merged.items(), shares or [{}] * len(merged), strict=True)]
     header = Header.model_validate(special)
     return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
 

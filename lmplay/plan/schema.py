@@ -43,6 +43,7 @@ from .names import (
     objectives,
 )
 from .options import CHANGING, FLAGS, MOST, Number
+from .over_plan import ChainOverPlan, chain_over_plan, shares_of_plan
 from .schedules import REST, UNITS, Chain, ScheduleFault, chain_of
 
 STAGE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$"
@@ -270,6 +271,27 @@ class LrSchedule(PartOfSchedule):
             yield "min_fraction", "found it beside to, allowed: one of them"
 
 
+OneScheduleOrParts = Annotated[
+    Annotated[LrSchedule, Tag("[one]")] | Annotated[list[LrSchedule], Field(min_length=1), Tag("[parts]")],
+    Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")]
+_LR_SCHEDULE = f'{", ".join(SCHEDULES)}, {{"name": ..., "to": ...}}, or a list of such parts'
+
+
+class ShareOfPlan(Part):
+    """A stage's share of the plan's `$lr_schedule`; see :func:`lmplay.plan.over_plan.shares_of_plan`."""
+
+    schedule: OneScheduleOrParts
+    unit: str
+    length: float
+    begin: float
+    end: float
+
+    @property
+    def chain(self) -> Chain:
+        """The schedule of the stage."""
+        return ChainOverPlan(chain_over_plan(_plain_parts(LrSchedule, self.schedule), self.unit, self.length).parts, self.begin, self.end)
+
+
 class ValuePart(PartOfSchedule):
     """A part of a schedule of values."""
 
@@ -460,10 +482,7 @@ class Overrides(Part):
     batch_size: BatchSize | None = flag_key("batch_size", "stage", f"a whole number, 1 or more, or {_IN_PARTS}")
     context_len: ContextLen | None = flag_key("context_len", "stage", f"a whole number, {CHANGING['context_len']} or more, or {_IN_PARTS}")
     lr: float | None = flag_key("lr", "stage")
-    lr_schedule: Annotated[
-        Annotated[LrSchedule, Tag("[one]")] | Annotated[list[LrSchedule], Field(min_length=1), Tag("[parts]")],
-        Discriminator(lambda value: "[parts]" if isinstance(value, list) else "[one]")
-    ] | None = option("Learning rate schedule", f'{", ".join(SCHEDULES)}, {{"name": ..., "to": ...}}, or a list of such parts')
+    lr_schedule: OneScheduleOrParts | None = option("Learning rate schedule", _LR_SCHEDULE)
     warmup: Warmup | None = option("Warm-up of the learning rate", "optimizer steps (a whole number), a fraction of the stage below 1, or 0 (off)")
     optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
                                           '"settings": {...}}')
@@ -491,9 +510,7 @@ class Overrides(Part):
         if len(lengths) > 1:
             yield lengths[1], f"found {' and '.join(lengths)} together, allowed: one of {', '.join(LENGTHS)}"
         schedule = given.get("lr_schedule")
-        if not isinstance(schedule, list):
-            yield from ((f"lr_schedule.{key}", "found it outside a list of parts, allowed: in a list") for key in ("from", *UNITS)
-                        if _get(schedule, key if isinstance(schedule, dict) else "from_" if key == "from" else key) is not None)
+        yield from _only_in_a_list(schedule, "lr_schedule")
         for key, lowest in CHANGING.items():
             parts = given.get(key)
             for place, part in enumerate(parts) if isinstance(parts, list) else ():
@@ -537,6 +554,7 @@ class Stage(StageBody):
 
     name: str = Field(pattern=STAGE_NAME, title="Name", description='letters, digits, "_", "-" and ".", not "." first, at most 64 characters')
     optimizer_rules: list[OptimizerRule] | None = option("The plan's $optimizer", "a list of rules")
+    share_of_plan: ShareOfPlan | None = option("What it has of the plan's $lr_schedule", "an object")
 
     @property
     def sets(self) -> dict[str, EvaluatedSet]:
@@ -551,6 +569,8 @@ class Stage(StageBody):
     @property
     def lr_chain(self) -> Chain:
         """The schedule of the learning rate."""
+        if self.share_of_plan is not None:
+            return self.share_of_plan.chain
         return chain_of(_plain_parts(LrSchedule, self.lr_schedule or "constant"), *self.length)
 
     @property
@@ -611,6 +631,11 @@ class Header(Part):
     tokenizer: Text | None = flag_key("tokenizer", "top", "a text", alias="$tokenizer")
     optimizer: list[OptimizerRule] | None = option("Rules for parameters, by their names", 'a list of rules, such as {"match": "head.*", "lr": 0.3}',
                                                    alias="$optimizer")
+    lr_schedule: OneScheduleOrParts | None = option("Learning rate schedule over all stages", _LR_SCHEDULE, alias="$lr_schedule")
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from _only_in_a_list(given.get("$lr_schedule", given.get("lr_schedule")), "$lr_schedule")
 
 
 class Plan(Part):
@@ -662,21 +687,49 @@ def _parts_of(schedule: Any) -> list[Any]:
     return schedule if isinstance(schedule, list) else [] if schedule is None else [schedule]
 
 
+def _only_in_a_list(schedule: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Find keys of a schedule of one shape, parsed or not yet, that only parts have."""
+    if not isinstance(schedule, list):
+        yield from ((f"{where}.{key}", "found it outside a list of parts, allowed: in a list") for key in ("from", *UNITS)
+                    if _get(schedule, key if isinstance(schedule, dict) else "from_" if key == "from" else key) is not None)
+
+
 def _plain_parts(kind: type[PartOfSchedule], schedule: Any) -> list[dict[str, Any]]:
     """Write out the parts of a schedule, parsed or not yet; raises ValidationError."""
     parts = [part if isinstance(part, kind) else kind.model_validate(part) for part in _parts_of(schedule)]
     return [part.model_dump(by_alias=True, exclude_none=True) for part in parts]
 
 
-def _fault_of_schedule(kind: type[PartOfSchedule], schedule: Any, stage: dict[str, Any]) -> ScheduleFault | None:
-    """Find what does not add up in the schedule of a stage, parsed or not yet; faults in its parts are found elsewhere."""
+def divide_over_plan(schedule: Any, stages: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give each stage its share of the plan's `$lr_schedule`, as :class:`ShareOfPlan` reads it.
+
+    :param schedule: as in a plan.
+    :param stages: by name, as written, with `$defaults` in them.
+    :raises ScheduleFault: when the lengths cannot be compared, the parts do not add up, or a stage has a schedule of its own.
+    :raises ValueError: when something in it has a fault of its own.
+    """
+    if (own := next((name for name, stage in stages.items() if stage.get("lr_schedule") is not None), None)) is not None:
+        raise ScheduleFault("", f"found stage '{own}' with an lr_schedule of its own (or that of $defaults), allowed: one of them")
+    lengths = [(name, *_length_as_written(stage)) for name, stage in stages.items()]
+    return [{"schedule": schedule, **share} for share in shares_of_plan(_plain_parts(LrSchedule, schedule), lengths)]
+
+
+def _length_as_written(stage: dict[str, Any]) -> tuple[str, float]:
+    """Read the unit and the length of a stage that may not have been parsed yet; raises ValueError for one that is none."""
     unit = next((unit for unit in LENGTHS if stage.get(unit) is not None), "epochs")
     length = stage.get(unit, 1.0)
+    length = number(length) if isinstance(length, str) else length
+    if not isinstance(length, (int, float)) or length <= 0:
+        raise ValueError(f"{length} is no length")
+    return unit, length
+
+
+def _fault_of_schedule(kind: type[PartOfSchedule], schedule: Any, stage: dict[str, Any]) -> ScheduleFault | None:
+    """Find what does not add up in the schedule of a stage, parsed or not yet; faults in its parts are found elsewhere."""
     try:
-        length = number(length) if isinstance(length, str) else length
         parts = _plain_parts(kind, schedule)
-        if parts and isinstance(length, (int, float)) and length > 0:
-            chain_of(parts, unit, length, values=kind is ValuePart)
+        if parts:
+            chain_of(parts, *_length_as_written(stage), values=kind is ValuePart)
     except ScheduleFault as fault:
         return fault
     except ValueError:

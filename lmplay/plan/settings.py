@@ -305,7 +305,10 @@ def _warmup(settings: Settings, stage: Stage) -> float:
         return 0
     if "optimizer_warmup_steps" in settings.explicit:
         return settings.optimizer_warmup_steps
-    default = 0 if isinstance(stage.lr_schedule, list) else settings.optimizer_warmup_steps  # a list says itself how it begins
+    share = stage.share_of_plan
+    schedule = stage.lr_schedule if share is None else share.schedule
+    says_itself = isinstance(schedule, list) or (share is not None and share.begin > 0)  # how it begins; in the middle of a plan it goes on
+    default = 0 if says_itself else settings.optimizer_warmup_steps
     return default if stage.warmup is None else stage.warmup
 
 

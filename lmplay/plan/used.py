@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _APART = ("given", "plan", "model_args", "stages", "typed", "defaults", "command", "folder", "time", "data", "versions")
 _BY_STAGE = tuple(flag.name for flag in FLAGS if flag.change is Change.BY_STAGE)
 # What a stage's plan entry says in other words than `StageSettings`.
-_SAID_OTHERWISE = ("name", "lr_schedule", "early_stopping")
+_SAID_OTHERWISE = ("name", "lr_schedule", "share_of_plan", "early_stopping")
 # What is known of a stage's validations when it has begun.
 VALIDATIONS = ("validation_samples", "validation_tokens", "validated")
 

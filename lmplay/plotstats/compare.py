@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -89,16 +90,19 @@ class Comparison:
 
 
 def ideas_of(curves: Sequence[Curve], settings: Mapping[str, dict[str, Any]]) -> list[Idea]:
-    """Put the runs that differ in the seed alone together.
+    """Put the runs that differ in the seed alone together. A run with the seed of another says nothing about the noise of seeds: it stands apart.
 
     :param curves: one of each run.
     :param settings: by run; a run without settings stands alone.
     """
-    by_settings: dict[str, list[Curve]] = {}
+    by_settings: dict[tuple[str, int], list[Curve]] = {}
+    seeds = Counter[tuple[str, Any]]()
     for curve in curves:
         known = settings.get(curve.model)
         key = json.dumps(_that_matter(known), sort_keys=True) if known else curve.model
-        by_settings.setdefault(key, []).append(curve)
+        seed = (key, known.get("seed") if known else None)
+        by_settings.setdefault((key, seeds[seed]), []).append(curve)
+        seeds[seed] += 1
     return [Idea(_common_name([run.model for run in runs]), tuple(runs)) for runs in by_settings.values()]
 
 

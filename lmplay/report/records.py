@@ -135,8 +135,10 @@ class StepDone:
 
 @dataclass(frozen=True)
 class ValidationDone:
-    """A validation (`final` = that at the end of a stage): its figures, None where unknown, those of the objective by name, and one piece as the model sees
-    it."""
+    """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it.
+
+    `own` are figures of the objective, by name: title, value and unit.
+    """
 
     final: bool
     loss: float
@@ -149,7 +151,7 @@ class ValidationDone:
     prompt: str
     truth: str
     predicted: str
-    own: Mapping[str, float | None] = field(default_factory=dict)
+    own: Mapping[str, tuple[str, float, str]]
 
 
 @dataclass(frozen=True)

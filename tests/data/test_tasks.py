@@ -18,7 +18,7 @@ def test_usual_names(row):
 
 
 def test_a_prompt_of_messages_is_a_chat_of_which_only_the_answer_is_judged():
-    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+3"}]
+    asked = [{"role": role, "content": said} for role, said in (("system", "Add."), ("user", "1+1"), ("assistant", "2"), ("user", "2+3"))]
     reading = choose_reading("tasks", ["prompt", "answer"], None, tasks=True, rows=[{"prompt": asked, "answer": 5.5}])
     sample = reading({"prompt": asked, "answer": 5.5})
     assert [(turn.role, turn.content, turn.learned) for turn in sample.turns] == [

@@ -152,3 +152,11 @@ def test_validations_of_two_stages_are_not_joined(tmp_path):
     y = draw_curve(curve, None, ["samples"], None).axes[0].lines[-1].get_ydata()
     assert np.isnan(y).sum() == 1
     assert np.flatnonzero(np.isnan(y))[0] == curve.borders("loss")[0]
+
+
+def test_a_run_with_the_seed_of_another_is_no_further_seed(tmp_path):
+    make_runs(tmp_path, a_s0=(0.0, 0, 0.0), a_s1=(0.1, 1, 0.0), a_s0_again=(0.0, 0, 0.0))
+    curves = curves_of(tmp_path, "validate")
+    ideas = ideas_of(curves, {curve.model: json.loads((tmp_path / f"{curve.model}_settings.json").read_text()) for curve in curves})
+    assert sorted(len(idea.runs) for idea in ideas) == [1, 2]
+    assert {run.model for idea in ideas for run in idea.runs} == {"a_s0", "a_s1", "a_s0_again"}

@@ -11,10 +11,12 @@ from lmplay.rewards.named import FUNCTIONS
 from lmplay.rewards.process import Rewards
 
 CASES = [("exact", {}, " 12 \n", "12", 1), ("exact", {}, "12.", "12", 0),
-         ("number", {}, "so 3 + 4 = 1,007.0 apples", "#### 1007", 1), ("number", {}, "none", "5", 0), ("number", {}, "5", "none", 0), ("number", {}, "-5", "5", 0),
+         ("number", {}, "so 3 + 4 = 1,007.0 apples", "#### 1007", 1), ("number", {}, "none", "5", 0), ("number", {}, "5", "none", 0),
+         ("number", {}, "-5", "5", 0),
          ("number", {}, "5 or 6", "5", 0), ("number", {}, "1" * 5000, "1", 0), ("number", {}, ".5", "0.50", 1),
          ("regex", {"pattern": "^<a>.*</a>$"}, "<a>x\ny</a>", "", 1), ("regex", {"pattern": "b"}, "a", "", 0),
-         ("json", {}, '{"a": [1, 2.0]}', '{ "a" : [1, 2] }', 1), ("json", {}, '{"a": 1}', '{"a": 2}', 0), ("json", {}, "[1,", "x", 0), ("json", {}, "[1]", "x", 1),
+         ("json", {}, '{"a": [1, 2.0]}', '{ "a" : [1, 2] }', 1), ("json", {}, '{"a": 1}', '{"a": 2}', 0), ("json", {}, "[1,", "x", 0),
+         ("json", {}, "[1]", "x", 1),
          ("json", {}, "[" * 200_000, "", 0), ("length", {"least": 4}, "two words", "", 0.5), ("length", {"most": 2}, "a b c d", "", 0.5),
          ("length", {"least": 1, "most": 2}, "a b", "", 1), ("length", {"least": 1}, "", "", 0)]
 

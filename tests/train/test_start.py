@@ -25,10 +25,10 @@ def loaded_by(program: list, folder, *arguments) -> set:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "train:300"])
-def test_the_first_step_needs_no_compiler_and_no_library_of_models_or_data(tmp_path, tokenizer):
+@pytest.mark.parametrize(("tokenizer", "flags"), [("bytes", ["--recipe", "modern", "--exp", "modern"]), ("train:300", [])])
+def test_the_first_step_needs_no_compiler_and_no_library_of_models_or_data(tmp_path, tokenizer, flags):
     (tmp_path / "watch.py").write_text(WATCH)
     write_rows(tmp_path / "texts.jsonl", [{"text": sentences(4)} for _ in range(30)])
     by_torch = loaded_by(["-c", "import torch, watch; watch.Watch().train({})"], tmp_path)
-    by_run = loaded_by(["-m", "lmplay.train"], tmp_path, *TINY, "--tokenizer", tokenizer, "--dataset", "texts.jsonl", "--callback", "watch:Watch")
+    by_run = loaded_by(["-m", "lmplay.train"], tmp_path, *TINY, *flags, "--tokenizer", tokenizer, "--dataset", "texts.jsonl", "--callback", "watch:Watch")
     assert by_run - by_torch == set()
