@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 def plan(**settings):
     write_plan(Path(), {"before": {"dataset": "tasks.jsonl", "samples": 10},
-                        "reason": {"dataset": "tasks.jsonl", "steps": 4, "batch_size": 4, "lr": 0.01, "objective": grpo(**settings)}})
+                        "reason": {"dataset": "tasks.jsonl", "steps": 4, "lr": 0.01, "objective": grpo(**settings)}})
 
 
 def run(capsys, out, *arguments, code=0):
@@ -78,8 +78,8 @@ def test_figures_are_in_statistics_and_answers_are_kept(capsys):
     assert columns["kl"][0] == pytest.approx(0, abs=1e-6)  # nothing has been learned
     assert columns["kl"][-1] > 0
     assert all(0 < share < 1 for share in content["clock"]["writing_share"])
-    assert content["totals"]["total_train_samples"] == 16  # prompts
-    assert content["totals"]["pieces"] == 48  # answers
+    assert content["totals"]["total_train_samples"] == 20  # prompts
+    assert content["totals"]["pieces"] == 60  # answers
     judged = json.loads(Path("out/gpt2ish_model_step_reason_validate_stats.json").read_text())["columns"]
     assert judged["loss"] == pytest.approx([-reward for reward in judged["reward"]])
     assert judged["reward"] == pytest.approx([one + 2 * two for one, two in zip(judged["reward_length"], judged["reward_exact"], strict=True)])
