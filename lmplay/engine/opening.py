@@ -63,6 +63,7 @@ from ..track.callback import Callbacks
 from . import sharding
 from .accord import Accord
 from .adapting import check_adapters
+from .answers import check_writing
 from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -152,7 +153,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             objective = load_objective(settings.objective, settings.objective_settings) if settings is not None else None
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules,
-                             objective is not None and objective.reads_pairs)
+                             objective is not None and objective.reads_pairs, objective is not None and objective.writing is not None)
             if data.warnings and stage.dataset and state.fingerprints is None:
                 _check_gives_samples(stage.name, data)
         if settings is None or data is None or objective is None:
@@ -404,6 +405,8 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
             check_model(ahead, runtime, [stage for stage, _ in stages])
     with faults.collected():
         opened = open_stages(ahead, stages, say)
+    for stage in opened.values():
+        faults.lines += check_writing(stage, ranks.size if ranks is not None else 1)
     if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():
             check_tokenizer(settings, plan)
