@@ -242,7 +242,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
             if ranks.is_main:
                 _already_done(ahead, report)
             return None
-        if sharding.is_wanted(ahead.settings, runtime):
+        if ahead.settings.divides_model:
             sharding.check(ahead.settings, stages.values())
         elif ahead.settings.shard:
             report.say("--shard: there is one process, which has the whole model; it trains as without --shard.")
@@ -461,7 +461,7 @@ def start_device(settings: Settings, ranks: Ranks | None = None) -> Runtime:
 
 
 def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], say: Say, tell: Say,
-               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, place: Callable[[nn.Module], object] | None = None) \
+               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, place: Callable[..., nn.Module] | None = None) \
         -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
     """Make model and optimizers, from the run's seed on.
 
@@ -469,21 +469,26 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
     :param say: is told what of the initial model does not fit.
     :param tell: is told what is compiled.
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
-    :param place: brings the model to the device; None = the whole of it.
+    :param place: makes the model on the device, see :func:`.sharding.place`; None = the whole of it.
     """
     settings, spec = ahead.settings, ahead.spec
     opened = list(stages)
     tokenizer = ahead.tokenizer(stage.data for stage in opened)
     spec.check_stored(tokenizer.vocab_size)
-    seed_everything(settings.seed)
-    module = spec.build(tokenizer.vocab_size)
+
+    def build() -> nn.Module:
+        seed_everything(settings.seed)
+        module = spec.build(tokenizer.vocab_size)
+        if spec.initial_weights is not None:
+            ModelComponent(spec.experiment, spec.args, tokenizer, module).restore(spec.initial_weights(tokenizer, say))
+        if spec.adapted is not None:
+            put_on(module, spec.adapted, spec.experiment)
+        return module
+
+    module = build().to(runtime.device) if place is None else place(build, lambda: spec.build(tokenizer.vocab_size, filled=False), ahead.stored is not None)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
-    if spec.initial_weights is not None:
-        model.restore(spec.initial_weights(tokenizer, say))
     if spec.adapted is not None:
-        put_on(module, spec.adapted, spec.experiment)
         model.adapter = dict(spec.adapted["state_args"]["adapter"])
-    place(module) if place is not None else module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest_word
 from ..files import NotAFile, check_is_file
+from ..launch import launch
 from ..paths import in_folder
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
@@ -46,6 +47,11 @@ class Settings(Options):
     def first_mini_batch(self) -> int:
         """The mini-batch size to begin with: with `auto`, which is measured in training, the default."""
         return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether each of several processes holds a part of the model (`--shard`)."""
+        return bool(self.shard) and launch().size > 1
 
     def token_budget(self, context_len: int) -> int:
         """Return the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
