@@ -60,6 +60,7 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from ..words import compact
 from . import sharding
 from .accord import Accord
 from .adapting import check_adapters
@@ -73,6 +74,8 @@ from .run import OpenStage, Run
 from .settings_record import settings_record, stages_of_checkpoint, write_settings
 
 Say = Callable[[str], None]
+# A new model whose size differs by more than this factor from the one that was asked for is warned of.
+_FAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -542,6 +545,8 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
                                                   nullcontext if interrupt.shared else interrupt.at_once,
                                                   partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
+    if ahead.stored is None:
+        _compare_size(settings, model, report.say)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
@@ -558,6 +563,14 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
         except ValueError as error:
             raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
+
+
+def _compare_size(settings: Settings, model: ModelComponent, say: Say) -> None:
+    """Warn when a new model is far from the size that was asked for, as its tokenizer has learned fewer tokens than it was to."""
+    built = sum(parameter.numel() for parameter in model.module.parameters())
+    if settings.params is not None and not 1 / _FAR < built / settings.params < _FAR:
+        say(f"WARNING: --params {compact(settings.params)}: the model has {built:,} parameters, for its tokenizer has found no more than "
+            f"{model.tokenizer.vocab_size:,} tokens in the texts. Take --tokenizer train:{model.tokenizer.vocab_size}, so that the size is chosen for it.")
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:
