@@ -40,7 +40,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | No
     best = best_file(path)
     if settings.resume == "latest":
         try:
-            return None if settings.reset_history else rotation.find(path, stages)
+            return None if settings.reset_history else rotation.find(path, stages, settings.divides_model)
         except Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
     chosen = best if settings.resume == "best" else settings.found(settings.resume)
@@ -50,7 +50,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | No
     if path.exists() and path.samefile(chosen):
         chosen = path
     try:
-        return Found(chosen, with_base(chosen, load(chosen)))
+        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model)))
     except Damaged as error:
         raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
                         "newest state.") from None

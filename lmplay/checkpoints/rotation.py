@@ -52,9 +52,10 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
             old.unlink()
 
 
-def find(path: Path, stages: Sequence[str]) -> Found | None:
+def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
     """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
+    :param mmap: leave the tensors on the disk until they are used.
     :raises Damaged: when all files are damaged.
     :raises UserError: when the newest whole file has an unknown format version, or belongs to another model.
     """
@@ -63,7 +64,7 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
-                content = load(candidate)
+                content = load(candidate, mmap=mmap)
                 if candidate == path:
                     refuse_as_newest(path, content)
                 elif candidate not in previous(path).values():

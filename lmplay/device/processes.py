@@ -118,6 +118,22 @@ class Processes(Ranks):
             elif self.rank == number and mine.numel():  # not one of those that have copies of the same parts
                 dist.send(mine.cpu().contiguous(), 0, group=self._control)
 
+    def spread(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """See :meth:`Ranks.spread`."""
+        number, count = place_of(sharded)
+        mine = sharded.to_local().detach()  # type: ignore[attr-defined]
+        with self._together():
+            if whole is not None:
+                for rank, part in enumerate(parts_of(whole.detach().contiguous(), count)):
+                    if not rank:
+                        mine.copy_(part)
+                    elif part.numel():
+                        dist.send(part, rank, group=self._control)
+            elif self.rank == number and mine.numel():
+                received = torch.empty_like(mine, device="cpu")
+                dist.recv(received, 0, group=self._control)
+                mine.copy_(received)
+
     @contextmanager
     def passing(self, module: nn.Module) -> Iterator[None]:
         """See :meth:`Ranks.passing`."""

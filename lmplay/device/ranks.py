@@ -62,6 +62,12 @@ class Ranks:
         :param whole: on rank 0 a tensor on the CPU, which is filled; None on the others.
         """
 
+    def spread(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """Give the ranks their parts of a tensor, those that are the first to have them (:meth:`begin` gives the others theirs).
+
+        :param whole: on rank 0 the values, on the CPU; None on the others.
+        """
+
     def passing(self, module: nn.Module) -> AbstractContextManager[None]:
         """Make a context manager around forward and backward passes; with `shards`, after it no rank holds more of the model than its part."""
         return nullcontext()

@@ -54,14 +54,18 @@ class ModelSpec:
             if self.adapted is not None:
                 put_on(shapes, self.adapted, self.experiment)
 
-    def build(self, vocab_size: int, meta: bool = False) -> nn.Module:
-        """Build the model; on "meta" it has shapes and no weights."""
-        with torch.device("meta" if meta else "cpu"), _Unfilled() if meta else nullcontext():
+    def build(self, vocab_size: int, meta: bool = False, filled: bool = True) -> nn.Module:
+        """Build the model.
+
+        :param meta: it has shapes and no weights.
+        :param filled: False = its weights are whatever they are; as nothing has been written there, they take hardly any memory yet.
+        """
+        with torch.device("meta" if meta else "cpu"), nullcontext() if filled and not meta else _Unfilled():
             return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what fills weights: on "meta" there is nothing to fill, and torch would import its compiler for some of it."""
+    """Leaves out what fills weights: on "meta" there is nothing to fill, and torch would import its compiler for some of it; or the weights come later."""
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         named = kwargs or {}
@@ -85,7 +89,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         return _of_others(settings, plan, imported)
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
-        stored = with_base(source, load(source, parts=("model",)))
+        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model))
         stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:

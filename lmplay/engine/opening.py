@@ -60,9 +60,11 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from ..words import compact
 from . import sharding
 from .accord import Accord
 from .adapting import check_adapters
+from .answers import check_writing
 from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -72,6 +74,8 @@ from .run import OpenStage, Run
 from .settings_record import settings_record, stages_of_checkpoint, write_settings
 
 Say = Callable[[str], None]
+# A new model whose size differs by more than this factor from the one that was asked for is warned of.
+_FAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             objective = load_objective(settings.objective, settings.objective_settings) if settings is not None else None
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules,
-                             objective is not None and objective.reads_pairs)
+                             objective is not None and objective.reads_pairs, objective is not None and objective.writing is not None)
             if data.warnings and stage.dataset and state.fingerprints is None:
                 _check_gives_samples(stage.name, data)
         if settings is None or data is None or objective is None:
@@ -241,7 +245,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
             if ranks.is_main:
                 _already_done(ahead, report)
             return None
-        if sharding.is_wanted(ahead.settings, runtime):
+        if ahead.settings.divides_model:
             sharding.check(ahead.settings, stages.values())
         elif ahead.settings.shard:
             report.say("--shard: there is one process, which has the whole model; it trains as without --shard.")
@@ -404,6 +408,8 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
             check_model(ahead, runtime, [stage for stage, _ in stages])
     with faults.collected():
         opened = open_stages(ahead, stages, say)
+    for stage in opened.values():
+        faults.lines += check_writing(stage, ranks.size if ranks is not None else 1)
     if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():
             check_tokenizer(settings, plan)
@@ -458,7 +464,7 @@ def start_device(settings: Settings, ranks: Ranks | None = None) -> Runtime:
 
 
 def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], say: Say, tell: Say,
-               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, place: Callable[[nn.Module], object] | None = None) \
+               while_compiling: Callable[[], AbstractContextManager[None]] = nullcontext, place: Callable[..., nn.Module] | None = None) \
         -> tuple[ModelComponent, DeviceModel, OptimizerSet]:
     """Make model and optimizers, from the run's seed on.
 
@@ -466,21 +472,26 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
     :param say: is told what of the initial model does not fit.
     :param tell: is told what is compiled.
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
-    :param place: brings the model to the device; None = the whole of it.
+    :param place: makes the model on the device, see :func:`.sharding.place`; None = the whole of it.
     """
     settings, spec = ahead.settings, ahead.spec
     opened = list(stages)
     tokenizer = ahead.tokenizer(stage.data for stage in opened)
     spec.check_stored(tokenizer.vocab_size)
-    seed_everything(settings.seed)
-    module = spec.build(tokenizer.vocab_size)
+
+    def build() -> nn.Module:
+        seed_everything(settings.seed)
+        module = spec.build(tokenizer.vocab_size)
+        if spec.initial_weights is not None:
+            ModelComponent(spec.experiment, spec.args, tokenizer, module).restore(spec.initial_weights(tokenizer, say))
+        if spec.adapted is not None:
+            put_on(module, spec.adapted, spec.experiment)
+        return module
+
+    module = build().to(runtime.device) if place is None else place(build, lambda: spec.build(tokenizer.vocab_size, filled=False), ahead.stored is not None)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
-    if spec.initial_weights is not None:
-        model.restore(spec.initial_weights(tokenizer, say))
     if spec.adapted is not None:
-        put_on(module, spec.adapted, spec.experiment)
         model.adapter = dict(spec.adapted["state_args"]["adapter"])
-    place(module) if place is not None else module.to(runtime.device)
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 
@@ -534,6 +545,8 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
                                                   nullcontext if interrupt.shared else interrupt.at_once,
                                                   partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
+    if ahead.stored is None:
+        _compare_size(settings, model, report.say)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
@@ -550,6 +563,14 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
         except ValueError as error:
             raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
+
+
+def _compare_size(settings: Settings, model: ModelComponent, say: Say) -> None:
+    """Warn when a new model is far from the size that was asked for, as its tokenizer has learned fewer tokens than it was to."""
+    built = sum(parameter.numel() for parameter in model.module.parameters())
+    if settings.params is not None and not 1 / _FAR < built / settings.params < _FAR:
+        say(f"WARNING: --params {compact(settings.params)}: the model has {built:,} parameters, for its tokenizer has found no more than "
+            f"{model.tokenizer.vocab_size:,} tokens in the texts. Take --tokenizer train:{model.tokenizer.vocab_size}, so that the size is chosen for it.")
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:

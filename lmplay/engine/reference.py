@@ -85,7 +85,7 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
         wrong = "is not there" if not path.exists() else "is damaged" if not kept.is_whole else "is of other data or settings"
         back = "the data or the settings" if wrong.startswith("is of other") else "the file"
         raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {missing:,} log-probabilities of the model at the start of the stage are missing; "
-                        f"it has been trained since. Bring {back} back, or {_anew(run, stage)}.")
+                        f"it has been trained since. Bring {back} back, or {anew(run, stage)}.")
     run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
     return values
 
 
-def _anew(run: Run, stage: OpenStage) -> str:
+def anew(run: Run, stage: OpenStage) -> str:
     """Say how a stage is begun anew."""
     names = [one.name for one in run.curriculum.plan.stages]
     before = names[:names.index(stage.stage.name)]

@@ -229,8 +229,10 @@ def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 
 def _part_of(value: Any, parameter: torch.nn.Parameter) -> Any:
-    """Give this rank's part of a value that is kept for each number of a sharded parameter; other values as they are."""
-    return shard_like(parameter, value) if isinstance(value, torch.Tensor) and value.shape == parameter.shape else value
+    """Give this rank's part of a value that is kept for each number of a sharded parameter; of others a copy, which needs the file no longer."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return shard_like(parameter, value) if value.shape == parameter.shape else value.clone()
 
 
 _KERNELS = {"fused", "foreach"}

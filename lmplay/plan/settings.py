@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest_word
 from ..files import NotAFile, check_is_file
+from ..launch import launch
 from ..paths import in_folder
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
@@ -46,6 +47,11 @@ class Settings(Options):
     def first_mini_batch(self) -> int:
         """The mini-batch size to begin with: with `auto`, which is measured in training, the default."""
         return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether each of several processes holds a part of the model (`--shard`)."""
+        return bool(self.shard) and launch().size > 1
 
     def token_budget(self, context_len: int) -> int:
         """Return the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
@@ -152,13 +158,16 @@ class Settings(Options):
         return found
 
     def check_trust(self, plan: Plan) -> None:
-        """Refuse a plan that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""
+        """Refuse a plan that names the class of an optimizer or a reward's function: code is run only where it was typed, or trusted; raises UserError."""
         found = [] if self.trusted else [
             (stage.name, name) for stage in plan.stages
             for name in (stage.optimizer and stage.optimizer.name, *(rule.kind for rule in stage.optimizer_rules or ())) if name and CODE.fullmatch(name)]
         if found and not all(self.optimizer == name and "optimizer" in self.explicit for _, name in found):
             raise UserError(f"stage '{found[0][0]}': has the optimizer {found[0][1]}, and code that a file names is run only if it is trusted: add "
                             f"--trust-config, or type --optimizer {found[0][1]} yourself.")
+        rewards = ((stage.name, one.name) for stage in plan.stages for one in (stage.objective and stage.objective.rewards) or () if CODE.fullmatch(one.name))
+        if not self.trusted and (code := next(rewards, None)):
+            raise UserError(f"stage '{code[0]}': has the reward {code[1]}, and code that a file names is run only if it is trusted: add --trust-config.")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the names of the typed flags are under `given`, as in the files of all versions."""
@@ -318,7 +327,8 @@ def _objective_settings(stage: Stage) -> dict[str, Any]:
     own = stage.objective
     if own is None or own.name not in OBJECTIVES:
         return dict(own.settings or {}) if own is not None else {}
-    return {key: default if getattr(own, key) is None else getattr(own, key) for key, default in OBJECTIVES[own.name].takes.items()}
+    found = {key: default if getattr(own, key) is None else getattr(own, key) for key, default in OBJECTIVES[own.name].takes.items()}
+    return found if own.rewards is None else {**found, "rewards": [reward.to_spec() for reward in own.rewards]}
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

@@ -29,6 +29,7 @@ from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import AdapterSettings, Settings, StageSettings
+from .check_answers import write_some
 from .check_sets import check_sets
 from .show import StageView, sample_as_json
 
@@ -136,9 +137,16 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: T
     with tried(model.raw, stage.settings):
         freeze(model.raw, stage.stage, settings)
         timer.use(stage.settings)
-        timer.time(stage.objective, measured.first)
+        answers, writing = None, stage.objective.writing
+        if writing is not None:
+            answers = write_some(stage, model, view.tokenizer, settings.seed, grouping, measured.first)
+        timer.time(stage.objective, answers.batch if answers is not None else measured.first)
         trained = {"adapter": in_words(stage.settings.adapter, model.raw)} if stage.settings.adapter is not None else {}
     estimate = _estimate(stage, measured, timer)
+    if answers is not None and writing is not None and estimate["steps"] is not None:
+        seconds = answers.seconds + writing.updates * timer.seconds_per_slot * answers.slots
+        estimate |= {"seconds": estimate["steps"] * writing.updates * timer.seconds_per_update + estimate["samples"] * seconds,
+                     "tokens": round(estimate["samples"] * answers.tokens), "tokens_error": 0.0}
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
     return {**estimate, **trained, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN if sample.rejected is None else None)

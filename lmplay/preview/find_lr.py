@@ -173,7 +173,10 @@ def draw(runs: Sequence[ShortRun], suggested: float | None) -> Figure:
 
 
 def _first_batches(settings: Settings, stage: OpenStage, view: StageView, model: DeviceModel) -> list[TrainBatch]:
-    """Make the first batches of a stage; raises UserError where there are too few."""
+    """Make the first batches of a stage; raises UserError where there are too few, and where the model writes what it learns from."""
+    if stage.objective.writing is not None:
+        raise UserError(f"--find-lr: stage '{stage.stage.name}' learns from answers that the model writes, of which a short run says little; give lr in the "
+                        "plan.")
     context_len = stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
     made = Batches(stage, view.cutter, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0)

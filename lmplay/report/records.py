@@ -146,8 +146,8 @@ class ValidationDone:
     loss: float
     standard_error: float | None
     bits_per_byte: float | None
-    accuracy: float
-    edit_accuracy: float
+    accuracy: float | None
+    edit_accuracy: float | None
     written_accuracy: float | None
     floor: float | None
     prompt: str
