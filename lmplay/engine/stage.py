@@ -21,7 +21,7 @@ from ..errors import LmplayError, TrainingError
 from ..objectives import load_objective
 from ..objectives.base import Objective
 from ..optim.grads import check_grads
-from ..optim.optimizers import optimizers_of
+from ..optim.optimizers import optimizers_of, width_ratio
 from ..plan.names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS
 from ..plan.schedules import UNITS
 from ..stats.figures import StageEntry
@@ -141,6 +141,7 @@ class StageRunner:
             average = run.optimizers.average
             run.optimizers = optimizers_of(self.settings, run.device_model.raw)
             run.optimizers.average = average  # which goes on over all stages
+        run.optimizers.adapt_to_width(width_ratio(self.settings, run.device_model.raw))
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
         run.device_model.raw.train()

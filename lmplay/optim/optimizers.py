@@ -20,8 +20,19 @@ from .set import OptimizerSet, Part
 
 
 def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) -> OptimizerSet:
-    """Build what updates all parameters of a model in a stage, see :func:`build_optimizers`."""
-    return build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules, stage.ema)
+    """Build what updates all parameters of a model in a stage, see :func:`build_optimizers`, with learning rates for its width."""
+    optimizers = build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules, stage.ema)
+    optimizers.adapt_to_width(width_ratio(stage, model))
+    return optimizers
+
+
+def width_ratio(stage: StageSettings, model: nn.Module) -> float:
+    """Give the width of a model that the learning rate of a stage suits, by that of this model, which is the width of what its head reads; 1 = it suits any."""
+    if not stage.lr_width:
+        return 1.0
+    head: Any = model.head
+    weight = head.linear_terms().weight_VD if hasattr(head, "linear_terms") else head.weight
+    return stage.lr_width / int(weight.shape[1])
 
 
 def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> OptimizerSet:
@@ -74,7 +85,7 @@ def _parts(name: str, model: nn.Module, lr: float, weight_decay: float | None, b
     for number, member in enumerate(row.members):
         kind = _class(row, member)
         optimizer = _build(row, member, kind, model, lr, weight_decay, by_name, {} if number else settings, among)
-        yield "main" if len(row.members) == 1 else member.parameters, Part(optimizer, member.state_copies, member.lr_factor)
+        yield "main" if len(row.members) == 1 else member.parameters, Part(optimizer, member.state_copies, member.lr_factor, width_power=member.width_power)
 
 
 def _class(row: OptimizerRow, member: Member) -> type[torch.optim.Optimizer]:

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """An optimizer of a set, and what holds for its parameters.
 
     `state_copies` is how many times the bytes of a parameter it keeps of it; `lr_factor` multiplies the learning rate; `weight_decay` is its own (None = that
-    of the set); and `takes_options` says that the settings of the set are meant for it.
+    of the set); `takes_options` says that the settings of the set are meant for it; and `width_power` is that of :class:`lmplay.plan.names.Member`.
     """
 
     optimizer: torch.optim.Optimizer
@@ -27,6 +27,7 @@ class Part(NamedTuple):
     lr_factor: float = 1.0
     weight_decay: float | None = None
     takes_options: bool = True
+    width_power: float | None = None
 
 
 class OptimizerSet:
@@ -43,6 +44,7 @@ class OptimizerSet:
         """
         self.kind, self.settings, self.average = kind, dict(settings or {}), average
         self._parts = dict(parts)
+        self._width_ratio = 1.0
         self.members = {name: part.optimizer for name, part in parts.items()}
         for optimizer in self:
             if hasattr(optimizer, "train"):  # schedule-free ones have two points: where the gradient is taken, and their average
@@ -58,7 +60,8 @@ class OptimizerSet:
     def lr(self) -> float:
         """The learning rate of the newest step, of the first part."""
         part = next(iter(self._parts.values()))
-        return float(part.optimizer.param_groups[0]["lr"]) / part.lr_factor
+        group = part.optimizer.param_groups[0]
+        return float(group["lr"]) / self._lr_factor(part, group)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -131,10 +134,21 @@ class OptimizerSet:
             _copy(before)
 
     def set_lr(self, lr: float) -> None:
-        """Give all parameters a learning rate, times the factor of their part."""
+        """Give all parameters a learning rate, times the factor of their part, and of matrices that of the width."""
         for part in self._parts.values():
             for group in part.optimizer.param_groups:
-                group["lr"] = lr * part.lr_factor
+                group["lr"] = lr * self._lr_factor(part, group)
+
+    def adapt_to_width(self, ratio: float) -> None:
+        """Adapt the learning rates of matrices, from the next :meth:`set_lr` on: those of the parameters that decay, which embeddings, norms and biases do not.
+
+        :param ratio: the width of a model that they suit, by that of this one; 1 = they suit this one.
+        :raises UserError: when it is not known how that of an optimizer depends on the width.
+        """
+        if ratio != 1 and any(part.width_power is None for part in self._parts.values()):
+            raise UserError(f"lr_width: how the best learning rate depends on the width of a model is not known of {self.kind} and all optimizers of rules; "
+                            "leave it out, or take adamw or muon.")
+        self._width_ratio = ratio
 
     def set_weight_decay(self, weight_decay: float | None) -> None:
         """Give the parameters that decay another weight decay, but for the parts that have their own; the others keep 0.
@@ -188,6 +202,10 @@ class OptimizerSet:
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 
+    def _lr_factor(self, part: Part, group: Mapping[str, Any]) -> float:
+        """Give what the learning rate of a group is multiplied by."""
+        return part.lr_factor * (self._width_ratio ** (part.width_power or 0.0) if group["decays"] else 1.0)
+
     @property
     def _kept(self) -> dict[str, torch.optim.Optimizer]:
         """What has a state, by its name in a checkpoint."""
@@ -221,7 +239,7 @@ def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
                 raise ValueError(f"{name} is {str(before[name])[:40]}")
     parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
     _check_tensors(optimizer, {**optimizer.defaults, **saved[0]}, parameters, state["state"])
-    if is_sharded(parameters[0]):
+    if parameters and is_sharded(parameters[0]):
         state = {**state, "state": {number: {name: _part_of(value, parameters[number]) for name, value in values.items()}
                                     for number, values in state["state"].items()}}
     groups = [{**now, **before, **{name: now[name] for name in _KERNELS & now.keys()}} for before, now in zip(saved, own, strict=True)]

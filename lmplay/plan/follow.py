@@ -85,7 +85,7 @@ def recipe_in_words(settings: Settings, plan: Plan, experiment: str) -> str | No
         return None
     recipe, stage = RECIPES[settings.recipe], plan.stages[-1]
     values: dict[str, Any] = {"exp": experiment, "dropout": plan.model.dropout, "optimizer": stage.optimizer and stage.optimizer.name, "lr": stage.lr,
-                              "lr_schedule": stage.lr_chain.in_words(), "warmup": stage.warmup, "weight_decay": stage.weight_decay,
+                              "lr_width": stage.lr_width, "lr_schedule": stage.lr_chain.in_words(), "warmup": stage.warmup, "weight_decay": stage.weight_decay,
                               "grad_clip": stage.grad_clip, "batch_size": stage.batch_size, "ema": settings.ema or None,
                               "early_stopping": stage.early_stopping and f"after {stage.early_stopping.patience}",
                               "length": f"{stage.epochs:g} epochs" if recipe.epochs is not None and stage.epochs is not None else None}

@@ -19,8 +19,8 @@ class Member(NamedTuple):
 
     `target` is its class, ``module:Class``; `settings` are arguments that differ from the class's defaults, besides learning rate and weight decay; `fused_on`
     are the types of device where its fused kernel exists and resumes exactly; `state_copies` is how many times a parameter's bytes it keeps for each
-    parameter; `parameters` is a word of `optim.groups` for the parameters it gets, which must differ between the members of a row; and `lr_factor` multiplies
-    the learning rate.
+    parameter; `parameters` is a word of `optim.groups` for the parameters it gets, which must differ between the members of a row; `lr_factor` multiplies
+    the learning rate; and the best one of matrices falls with this power of their width (`width_power`; None = that is not known).
     """
 
     target: str
@@ -29,6 +29,7 @@ class Member(NamedTuple):
     state_copies: float
     parameters: str = "all"
     lr_factor: float = 1.0
+    width_power: float | None = None
 
 
 # The settings of optimizers that flags and plans know.
@@ -84,21 +85,23 @@ class Objective(Plugin):
 # Fused on a CPU: 1.0 instead of 4.4 ms a step for adamw on 2 million parameters and 2 threads (adam alike, adagrad 0.9 for 2.8, sgd 0.6 for 1.4).
 # muon: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; its steps are scaled to the size of AdamW's, so that one learning rate
 # and one weight decay serve both: Liu et al. 2025, "Muon is Scalable for LLM Training", which has the weight decay of 0.1 and the betas, too.
+# width_power: Yang et al. 2022, "Tensor Programs V" (muP): a step of a matrix shall change what it computes as much at any width. What a step of Adam's kind
+# changes grows with the width, and with its root for muon, whose steps have the size of AdamW's.
 # lion: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms".  schedulefree: Defazio et al. 2024, "The Road Less Scheduled".
 OPTIMIZERS = {row.name: row for row in (
-    OptimizerRow("adamw", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
-    OptimizerRow("adam", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adamw", 0.01, (Member("torch.optim:AdamW", {}, ("cpu", "cuda"), 2, width_power=1.0),), {"betas": (0.9, 0.999), "eps": 1e-8}),
+    OptimizerRow("adam", 0.0, (Member("torch.optim:Adam", {}, ("cpu", "cuda"), 2, width_power=1.0),), {"betas": (0.9, 0.999), "eps": 1e-8}),
     OptimizerRow("adagrad", 0.0, (Member("torch.optim:Adagrad", {}, ("cpu",), 1),), {"eps": 1e-10}),
     OptimizerRow("sgd", 0.0, (Member("torch.optim:SGD", {"momentum": 0.9}, ("cpu", "cuda"), 1),), {"momentum": 0.9}),
-    OptimizerRow("rmsprop", 0.0, (Member("torch.optim:RMSprop", {}, (), 1),), {"eps": 1e-8}),
+    OptimizerRow("rmsprop", 0.0, (Member("torch.optim:RMSprop", {}, (), 1, width_power=1.0),), {"eps": 1e-8}),
     OptimizerRow("muon", 0.1, (
-        Member("torch.optim:Muon", {"adjust_lr_fn": "match_rms_adamw"}, (), 1, "matrices"),
-        Member("torch.optim:AdamW", {"betas": (0.9, 0.95)}, ("cpu", "cuda"), 2, "others")), {"momentum": 0.95, "betas": (0.9, 0.95)}),
+        Member("torch.optim:Muon", {"adjust_lr_fn": "match_rms_adamw"}, (), 1, "matrices", width_power=0.5),
+        Member("torch.optim:AdamW", {"betas": (0.9, 0.95)}, ("cpu", "cuda"), 2, "others", width_power=1.0)), {"momentum": 0.95, "betas": (0.9, 0.95)}),
     OptimizerRow("adafactor", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),), shards=False),
-    OptimizerRow("lion", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
-    OptimizerRow("schedulefree", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2),),
+    OptimizerRow("lion", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1, width_power=1.0),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
+    OptimizerRow("schedulefree", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2, width_power=1.0),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree"),
-    OptimizerRow("adamw8bit", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5),),
+    OptimizerRow("adamw8bit", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5, width_power=1.0),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes", shards=False))}
 
 # The class of an optimizer that is not in the table.

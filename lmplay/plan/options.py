@@ -276,6 +276,8 @@ class Options:
     check_grads: bool = _flag(False, _T, switch, "", "after the first step of this run in each stage, list parameters whose gradient is missing (frozen ones "
                               "too), zero or not finite", _SILENT)
     lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
+    lr_width: int = _flag(0, _O, Number(int, 0, zero=" (off)"), "WIDTH", "width of a model that --lr is known to suit: the learning rates of matrices are "
+                          "adapted to the width of this one; 0 = they are not", _BY_STAGE, stage="Width of a model that the learning rate suits")
     grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
                              stage="Largest norm of the gradient")
     optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS, CODE), "NAME", _OPTIMIZERS, _BY_STAGE, stage="Optimizer")

@@ -8,8 +8,7 @@ class Recipe(NamedTuple):
     """A row: settings that go together.
 
     `why` is for the banner. `family` is the experiment, without the ending for its size; `model` are keys of a plan's `$model`, `stage` those of every stage;
-    `epochs` is the length of stages of 1 epoch, which is that of a stage whose plan says none; `ema` is that of `--ema`. Learning rates are for models about
-    256 wide.
+    `epochs` is the length of stages of 1 epoch, which is that of a stage whose plan says none; `ema` is that of `--ema`.
     """
 
     why: str
@@ -30,10 +29,12 @@ RECIPES: dict[str, Recipe] = {
     "modern": Recipe(
         "what has helped since GPT-2, Muon, small batches, and a learning rate that stays and then falls to 0: the lowest loss for the same time",
         "modern", {"dropout": 0.0},
-        {"optimizer": {"name": "muon"}, "lr": 3e-3, "lr_schedule": _TRAPEZOID, "warmup": 0, "weight_decay": 0.1, "grad_clip": 1.0, "batch_size": 16}),
+        {"optimizer": {"name": "muon"}, "lr": 3e-3, "lr_width": 256,
+         "lr_schedule": _TRAPEZOID, "warmup": 0, "weight_decay": 0.1, "grad_clip": 1.0, "batch_size": 16}),
     "slow": Recipe(
         "for little text and much time: many epochs with dropout, strong weight decay and averaged weights, until held-out text gets no better",
         "modern", {"dropout": 0.2},
-        {"optimizer": {"name": "muon"}, "lr": 3e-3, "lr_schedule": _TRAPEZOID, "warmup": 0, "weight_decay": 1.0, "grad_clip": 1.0, "batch_size": 16,
+        {"optimizer": {"name": "muon"}, "lr": 3e-3, "lr_width": 256,
+         "lr_schedule": _TRAPEZOID, "warmup": 0, "weight_decay": 1.0, "grad_clip": 1.0, "batch_size": 16,
          "early_stopping": {"patience": 10}}, epochs=20.0, ema=0.998),
 }

@@ -506,6 +506,7 @@ class Overrides(Part):
     optimizer: Optimizer | None = flag_key("optimizer", "stage", f'{in_words([*OPTIMIZERS])}, or {{"name": ..., "betas": ..., "eps": ..., "momentum": ..., '
                                           '"settings": {...}}')
     weight_decay: WeightDecay | None = flag_key("weight_decay", "stage", f"a number, 0 or more, or {_IN_PARTS}")
+    lr_width: int | None = flag_key("lr_width", "stage")
     grad_clip: float | None = flag_key("grad_clip", "stage")
     shuffle: Annotated[
         Annotated[Literal[False], Tag("[off]")] | Annotated[Shuffle, Tag("[on]")], Discriminator(lambda value: "[off]" if value is False else "[on]")

@@ -226,15 +226,14 @@ class AdapterSettings:
 class StageSettings:
     """The settings of one stage.
 
-    `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `lr_schedule` gives its factor, `weight_decay` None = the
-    optimizer's default (with a `weight_decay_schedule`, which gives its values, the first of them; with such schedules of the others, `batch_size` and
-    `context_len` are the largest that they reach), `grad_clip` the largest norm of the gradient (0 = no
-    limit), `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
+    `batch_size` is in pieces, `context_len` in tokens, `lr` is the peak learning rate, `lr_schedule` gives its factor, `weight_decay` None = the optimizer's
+    default (with a `weight_decay_schedule`, which gives its values, the first of them; with such schedules of the others, `batch_size` and `context_len` are
+    the largest that they reach), `lr_width` the width of model that `lr` suits (0 = any), `grad_clip` the largest norm of the gradient (0 = no limit),
+    `validation_samples` the samples of a validation (None = all held-out ones), `validation_is_bounded` says that there are fewer where texts are long,
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
-    optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
-    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class. `adapter` is what is trained
-    instead of the weights.
+    optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay of the
+    average of the weights (0 = none). `objective_settings` are the arguments of the objective's class. `adapter` is what is trained instead of the weights.
     """
 
     batch_size: int
@@ -261,6 +260,7 @@ class StageSettings:
     context_len_schedule: Chain | None = None
     objective_settings: dict[str, Any] = field(default_factory=dict)
     adapter: AdapterSettings | None = None
+    lr_width: int = 0
 
     @property
     def smallest_batch(self) -> int:
@@ -310,7 +310,7 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective.name if stage.objective else DEFAULT_OBJECTIVE,
         _warmup(settings, stage), *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
-        chains["batch_size"], chains["context_len"], _objective_settings(stage), adapter_of(stage))
+        chains["batch_size"], chains["context_len"], _objective_settings(stage), adapter_of(stage), choose("lr_width"))
 
 
 def adapter_of(stage: Stage) -> AdapterSettings | None:

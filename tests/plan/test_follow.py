@@ -108,7 +108,8 @@ def test_the_warmup_is_that_of_the_recipe(name):
 def test_the_banner_says_what_and_why():
     used, plan = follow(stage(), recipe="slow", lr=0.5)
     said = recipe_in_words(used, plan, "modern")
-    assert said.startswith(f"slow: {RECIPES['slow'].why}; exp modern, dropout {RECIPES['slow'].model['dropout']}, optimizer muon, lr_schedule linear from 0.1")
+    assert said.startswith(f"slow: {RECIPES['slow'].why}; exp modern, dropout {RECIPES['slow'].model['dropout']}, optimizer muon, lr_width 256, "
+                           "lr_schedule linear from 0.1")
     assert f"ema {RECIPES['slow'].ema}" in said
     assert "epochs" in said
     assert said.endswith("; typed: lr 0.5")

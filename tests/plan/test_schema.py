@@ -32,7 +32,7 @@ PATHS = st.sampled_from([*CATALOG, "owner/name", "o-w.n_er/n.a-m_e"])
 SOURCES = PATHS | st.builds(lambda path, rest: {"path": path, **rest}, PATHS, _sometimes(**OPTIONAL_SOURCE_KEYS))
 MIXES = st.lists(st.tuples(PATHS, st.floats(0.01, 100)), min_size=1, max_size=3).map(lambda pairs: [{"path": path, "weight": weight} for path, weight in pairs])
 OVERRIDES = {
-    "batch_size": COUNTS, "context_len": st.integers(16, 10**6), "lr": POSITIVE | st.none(), "grad_clip": st.floats(0, 10),
+    "batch_size": COUNTS, "context_len": st.integers(16, 10**6), "lr": POSITIVE | st.none(), "lr_width": st.integers(0, 10**6), "grad_clip": st.floats(0, 10),
     "weight_decay": st.floats(0, 10) | st.just([{"name": "linear", "from": 0, "to": 1, "steps": "rest"}]),
     "lr_schedule": st.sampled_from(["constant", "linear", "cosine", "wsd", {"name": "wsd", "min_fraction": 0.5}, {"name": "step", "at": [0.5]},
                                    [{"name": "linear", "from": 0, "steps": "5%"}, {"name": "plateau", "tokens": "rest"}]]),

@@ -1,0 +1,82 @@
+"""`lr_width`: learning rates of matrices by the width of a model, and that the best one carries over."""
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lmplay.errors import UserError
+from lmplay.exp import build_model, get_experiment
+from lmplay.optim.optimizers import optimizers_of, width_ratio
+from lmplay.plan.load import plan_from_json
+from lmplay.plan.recipes import RECIPES
+from lmplay.plan.settings import Settings, StageSettings, resolve_stage
+
+CONTEXT, STEPS, BATCH = 32, 40, 16
+
+
+def stage_of(**keys) -> StageSettings:
+    plan = plan_from_json({"stages": [{"name": "one", "dataset": ["wikitext"], "epochs": 1.0, **keys}]})
+    return resolve_stage(Settings(), plan.stages[0], CONTEXT)
+
+
+def model_of(width: int, exp: str = "modern") -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(get_experiment(exp), vocab_size=64, context_len=CONTEXT, num_blocks=2, embed_dim=width, num_heads=width // 16, dropout=0.0)
+
+
+@pytest.mark.parametrize(("optimizer", "matrices"), [("adamw", 0.25), ("muon", 0.5)])
+def test_matrices_have_the_learning_rate_of_their_width_and_the_others_the_stages(optimizer, matrices):
+    model = model_of(64)
+    stage = stage_of(optimizer=optimizer, lr=0.01, lr_width=16)
+    optimizers = optimizers_of(stage, model)
+    optimizers.set_lr(0.01)
+    assert optimizers.lr == pytest.approx(0.01)
+    rates = {id(parameter): group["lr"] for group in optimizers.param_groups for parameter in group["params"]}
+    found = {name: rates[id(parameter)] / 0.01 for name, parameter in model.named_parameters()}
+    assert found["token_embedding.weight"] == 1
+    assert found["head.weight"] == pytest.approx(0.25)
+    assert {round(found[name], 6) for name in found if name.startswith("blocks.") and model.get_parameter(name).ndim == 2} == {matrices}
+    assert width_ratio(stage_of(lr=0.01), model) == 1
+
+
+def test_an_optimizer_of_which_it_is_not_known_is_refused():
+    with pytest.raises(UserError, match="lr_width: how the best learning rate depends on the width of a model is not known of sgd"):
+        optimizers_of(stage_of(optimizer="sgd", lr_width=16), model_of(32))
+    optimizers_of(stage_of(optimizer="sgd", lr_width=32), model_of(32))
+
+
+def loss_with(model: nn.Module, stage: StageSettings, lr: float, tokens: torch.Tensor) -> float:
+    """Train as a recipe does, over a fixed text; the mean loss of the last steps."""
+    optimizers, places, losses = optimizers_of(stage, model), torch.Generator().manual_seed(1), []
+    for step in range(STEPS):
+        optimizers.set_lr(lr * min(1.0, (step + 1) / 6) * (1 - step / STEPS))
+        starts = torch.randint(0, len(tokens) - CONTEXT - 1, (BATCH,), generator=places)
+        pieces = torch.stack([tokens[start:start + CONTEXT + 1] for start in starts])
+        loss = functional.cross_entropy(model.head(model(pieces[:, :-1])).flatten(0, 1), pieces[:, 1:].flatten())
+        optimizers.zero_grad()
+        loss.backward()
+        optimizers.step()
+        losses.append(float(loss.detach()))
+    return sum(losses[-10:]) / 10
+
+
+@pytest.mark.slow
+def test_the_best_learning_rate_carries_over_widths():
+    # words of several letters, whose next letter depends on the word before
+    numbers = torch.Generator().manual_seed(3)
+    words = [torch.randint(1, 64, (int(length),), generator=numbers) for length in torch.randint(2, 7, (200,), generator=numbers)]
+    follows = torch.randint(0, 200, (200, 3), generator=numbers)
+    word, text = 0, []
+    for choice in torch.randint(0, 3, (4000,), generator=numbers):
+        text += [words[word], torch.zeros(1, dtype=torch.int64)]
+        word = int(follows[word, choice])
+    tokens = torch.cat(text)
+    best = {}
+    for width in (32, 128):
+        stage = stage_of(weight_decay=RECIPES["modern"].stage["weight_decay"], optimizer="adamw", lr_width=32)
+        rates = [0.008, 0.016, 0.032, 0.064, 0.128]
+        losses = [loss_with(model_of(width), stage, lr, tokens) for lr in rates]
+        best[width] = rates[losses.index(min(losses))]
+    assert 0.5 <= best[128] / best[32] <= 2, best
