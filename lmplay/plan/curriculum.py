@@ -115,12 +115,22 @@ def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:
     """
     old, new = ({stage.name: stage for stage in plan.stages if stage.name not in begun} for plan in (before, now))
     both = [name for name in old if name in new]
-    lines = [f"stage '{name}' (not begun): {_differences(old[name], new[name])}" for name in both if old[name] != new[name]]
+    shares = {name: [_with_any_share(stages[name]) for stages in (old, new)] for name in both}
+    lines = [f"stage '{name}' (not begun): {_differences(*pair)}" for name, pair in shares.items() if pair[0] != pair[1]]
+    lines += [f"stage '{name}' has another share of $lr_schedule: {words[0]} -> {words[1]}" for name, words in _shares(before, now).items()
+              if words[0] != words[1]]
     lines += [f"stage '{name}' is new" for name in new if name not in old]
     lines += [f"stage '{name}' is gone (it had not begun)" for name in old if name not in new]
     if both != [name for name in new if name in old]:
         lines.append(f"the stages to come have another order: {', '.join(new)}")
     return lines
+
+
+def _shares(before: Plan, now: Plan) -> dict[str, list[str]]:
+    """Say in words which share of a schedule over the plan the stages have that are in both plans."""
+    old = {stage.name: stage.share_of_plan for stage in before.stages}
+    return {stage.name: [f"{share.begin:.4g} to {share.end:.4g}" for share in (there, stage.share_of_plan)] for stage in now.stages
+            if stage.share_of_plan is not None and (there := old.get(stage.name)) is not None}
 
 
 def changed_sets(before: Plan, now: Plan) -> list[str]:
@@ -132,11 +142,19 @@ def changed_sets(before: Plan, now: Plan) -> list[str]:
 
 def _that_trains(stage: Stage) -> Stage:
     """Remove what changes nothing that is trained: named sets, and the paths of local files, which may have been moved; their contents are compared when
-    they are opened."""
+    they are opened. Which share of a schedule over the plan a stage has may change, too: the plan may become longer."""
     def blank(spec: SourceSpec) -> SourceSpec:
         return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
 
-    return _with_sources(stage, blank).model_copy(update={"evaluate": None})
+    return _with_any_share(_with_sources(stage, blank)).model_copy(update={"evaluate": None})
+
+
+def _with_any_share(stage: Stage) -> Stage:
+    """Copy a stage without how much of the plan it is, which decides its share of a schedule over the plan."""
+    share = stage.share_of_plan
+    if share is None:
+        return stage
+    return stage.model_copy(update={"share_of_plan": share.model_copy(update={"unit": "", "length": 1.0, "begin": 0.0, "end": 1.0})})
 
 
 def _by_rules(stage: Stage, rules: int) -> Stage:

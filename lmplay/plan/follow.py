@@ -4,9 +4,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..errors import UserError
 from .load import plan_from_json
 from .options import FLAGS
 from .recipes import RECIPES
+from .schedules import ScheduleFault
 from .schema import LENGTHS, Plan
 from .settings import Settings
 
@@ -49,7 +51,16 @@ def with_sizes(plan: Plan, sizes: dict[str, Any], tokens: int | None = None) -> 
     written = plan.to_json()
     if tokens is not None:
         written["stages"] = [{key: value for key, value in stage.items() if key not in LENGTHS} | {"tokens": tokens} for stage in written["stages"]]
-    return plan_from_json({**written, "model": written.get("model", {}) | sizes}, "the plan with a length in tokens")
+        for stage in written["stages"]:  # of which there is one
+            if "share_of_plan" in stage:
+                stage["share_of_plan"] |= {"unit": "tokens", "length": float(tokens)}
+    sized = plan_from_json({**written, "model": written.get("model", {}) | sizes}, "the plan with a length in tokens")
+    try:
+        for one in sized.stages:
+            _ = one.lr_chain
+    except ScheduleFault as fault:
+        raise UserError(f"the plan with a length in tokens, key '$lr_schedule{fault.key}': {fault.fault}.") from None
+    return sized
 
 
 def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]) -> Plan:

@@ -4,6 +4,7 @@ The description of a field says what is allowed in plain words: editors show it 
 """
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -284,13 +285,14 @@ _LR_SCHEDULE = f'{", ".join(SCHEDULES)}, {{"name": ..., "to": ...}}, or a list o
 
 
 class ShareOfPlan(Part):
-    """A stage's share of the plan's `$lr_schedule`; see :func:`lmplay.plan.over_plan.shares_of_plan`."""
+    """A stage's share of the plan's `$lr_schedule`; see :func:`lmplay.plan.over_plan.shares_of_plan`. Its optimizer may go on from the stage before."""
 
     schedule: OneScheduleOrParts
     unit: str
     length: float
     begin: float
     end: float
+    optimizer_is_fresh: bool = True
 
     @property
     def chain(self) -> Chain:
@@ -735,7 +737,10 @@ def divide_over_plan(schedule: Any, stages: dict[str, dict[str, Any]]) -> list[d
     if (own := next((name for name, stage in stages.items() if stage.get("lr_schedule") is not None), None)) is not None:
         raise ScheduleFault("", f"found stage '{own}' with an lr_schedule of its own (or that of $defaults), allowed: one of them")
     lengths = [(name, *_length_as_written(stage)) for name, stage in stages.items()]
-    return [{"schedule": schedule, **share} for share in shares_of_plan(_plain_parts(LrSchedule, schedule), lengths)]
+    shares = shares_of_plan(_plain_parts(LrSchedule, schedule), lengths)
+    updated_by = [(stage.get("optimizer"), stage.get("adapter")) for stage in stages.values()]
+    goes_on = [False, *(one == other and one[1] is None for one, other in itertools.pairwise(updated_by))]
+    return [{"schedule": schedule, **share, "optimizer_is_fresh": not same} for share, same in zip(shares, goes_on, strict=True)]
 
 
 def _length_as_written(stage: dict[str, Any]) -> tuple[str, float]:

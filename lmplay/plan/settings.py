@@ -339,8 +339,9 @@ def _warmup(settings: Settings, stage: Stage) -> float:
         return settings.optimizer_warmup_steps
     share = stage.share_of_plan
     schedule = stage.lr_schedule if share is None else share.schedule
-    says_itself = isinstance(schedule, list) or (share is not None and share.begin > 0)  # how it begins; in the middle of a plan it goes on
-    default = 0 if says_itself else settings.optimizer_warmup_steps
+    in_the_middle = share is not None and share.begin > 0
+    needs_none = not share.optimizer_is_fresh if share is not None and in_the_middle else isinstance(schedule, list)  # a list says itself how it begins
+    default = 0 if needs_none else settings.optimizer_warmup_steps
     return default if stage.warmup is None else stage.warmup
 
 

@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_files import faults, load
 
+from lmplay.errors import UserError
+from lmplay.plan.curriculum import Curriculum, changes_to_come
+from lmplay.plan.follow import with_sizes
 from lmplay.plan.load import plan_from_json
 from lmplay.plan.schema import Plan
 from lmplay.plan.settings import Settings, resolve_stage
@@ -51,9 +54,31 @@ def test_a_plan_that_gets_longer_on_the_way_goes_on_where_it_is_now():
     assert chain.value(chain.move(place, now), now) == 1.0
 
 
-def test_only_the_first_stage_has_a_warm_up():
+def test_a_length_that_a_flag_gives_is_that_of_the_schedule():
+    parts = [{"name": "linear", "from": 0, "tokens": 1000}, {"name": "constant", "tokens": "rest"}]
+    [stage] = with_sizes(plan_of([2000], parts), {}, 1_000_000).stages
+    now = {"progress": 0.001}
+    assert stage.lr_chain.value(stage.lr_chain.move(stage.lr_chain.begin, now), now) == pytest.approx(1.0)
+    in_steps = [{"name": "linear", "from": 0, "steps": 10}, {"name": "constant", "steps": "rest"}]
+    with pytest.raises(UserError, match="found 10, in a plan whose lengths are in tokens"):
+        with_sizes(plan_of([100], in_steps, "steps"), {}, 1_000_000)
+
+
+def test_a_plan_that_gets_longer_goes_on_and_says_so():
+    before, now = Curriculum(plan_of([1000], "cosine")), Curriculum(plan_of([1000, 1000], "cosine"))
+    state = before.state()
+    state["stages"][0]["fingerprints"] = [{}]
+    now.check_past(before.plan.to_json(), state)
+    assert changes_to_come(before.plan, now.plan, {"s0"}) == ["stage 's0' has another share of $lr_schedule: 0 to 1 -> 0 to 0.5", "stage 's1' is new"]
+    with pytest.raises(UserError, match="has been begun and differs in this plan: share_of_plan"):
+        Curriculum(plan_of([1000], "linear")).check_past(before.plan.to_json(), state)
+
+
+def test_a_stage_whose_optimizer_goes_on_has_no_warm_up():
     assert [resolve_stage(Settings(), stage, 64).warmup for stage in plan_of([10, 10], "cosine").stages] == [40, 0]
     assert [resolve_stage(Settings(), stage, 64).warmup for stage in plan_of([1000, 10], PARTS).stages] == [0, 0]
+    stages = {name: {"dataset": "wikitext", "tokens": 9, **more} for name, more in (("a", {}), ("b", {"optimizer": "muon"}), ("c", {"optimizer": "muon"}))}
+    assert [resolve_stage(Settings(), stage, 64).warmup for stage in load({"$lr_schedule": "cosine", **stages}).stages] == [40, 40, 0]
 
 
 @pytest.mark.parametrize(("plan", "words"), [
