@@ -82,6 +82,7 @@ def _server() -> str:
 
 def serve(listener: int, end: int) -> None:
     """Fork a process for each connection, until `end` is closed."""
+    import lmplay.device.sharding
     import lmplay.engine.loop
     import lmplay.engine.opening
     import lmplay.train.__main__  # noqa: F401

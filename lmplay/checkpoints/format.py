@@ -63,15 +63,16 @@ def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], N
     write_atomic(path, lambda file: _write(content, file, cancelled), before_rename)
 
 
-def load(path: Path, parts: Sequence[str] = COMPONENTS) -> dict[str, Any]:
+def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> dict[str, Any]:
     """Read a checkpoint, tensors to the CPU; no code in it is executed.
 
     :param parts: the components that it must have.
+    :param mmap: see :func:`read`.
     :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
     :raises UserError: when the file cannot be read, or its format version is unknown.
     """
     keep = "It is left as it is; choose another --model" + (", or --reset-history to start anew beside it." if len(parts) > 1 else ".")
-    content = read(path, keep)
+    content = read(path, keep, mmap)
     if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
         raise UserError(f"model {path}: holds weights only, so no run can go on from it; --initial-model {path} starts a new one with them.")
     if content["format"] != FORMAT or not all(name in content for name in parts):

@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..files import check_free_bytes, link_atomic, remove_leftovers
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
+from .base import with_base
 from .format import Damaged, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
@@ -51,9 +52,10 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
             old.unlink()
 
 
-def find(path: Path, stages: Sequence[str]) -> Found | None:
+def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
     """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
+    :param mmap: leave the tensors on the disk until they are used.
     :raises Damaged: when all files are damaged.
     :raises UserError: when the newest whole file has an unknown format version, or belongs to another model.
     """
@@ -62,12 +64,12 @@ def find(path: Path, stages: Sequence[str]) -> Found | None:
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
-                content = load(candidate)
+                content = load(candidate, mmap=mmap)
                 if candidate == path:
                     refuse_as_newest(path, content)
                 elif candidate not in previous(path).values():
                     refuse_as_stage(path, candidate, content)
-                return Found(candidate, content, damaged)
+                return Found(candidate, with_base(candidate, content), damaged)
         except Damaged as error:
             fault = str(error)
         damaged.append((candidate, fault))

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..modules.sharded import is_sharded
 from . import rotation
 from .best import write_best
 from .format import Cancelled
@@ -25,16 +26,17 @@ _NICENESS = 10  # a thread with it gets about a tenth of a core where all are bu
 _PLAIN = {int, float, str, bool, type(None)}
 
 Record = TypeVar("Record")
+Collect = Callable[[torch.Tensor, torch.Tensor | None], None]
 
 
 class Copier:
     """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses.
 
-    With `pinned`, copies of CUDA tensors are in pinned memory, which is several times as fast.
+    With `pinned`, copies of CUDA tensors are in pinned memory, which is several times as fast. Sharded tensors are whole in the copy: `collect` fills them.
     """
 
-    def __init__(self, pinned: bool = True):
-        self._pinned = pinned
+    def __init__(self, pinned: bool = True, collect: Collect | None = None):
+        self._pinned, self._collect = pinned, collect
         self._buffers: dict[str, torch.Tensor] = {}
         self._devices: set[torch.device] = set()
 
@@ -67,6 +69,8 @@ class Copier:
 
     def _copy_tensor(self, value: torch.Tensor, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
         """Copy a tensor into its buffer."""
+        if is_sharded(value):
+            return self._copy_sharded(value, where, seen)
         key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
         if key not in seen:
             buffer = self._buffers.get(where)
@@ -78,6 +82,18 @@ class Copier:
             seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
         return seen[key]
 
+    def _copy_sharded(self, value: torch.Tensor, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
+        """Collect a sharded tensor in its buffer; :func:`_send` meets the same ones in the same order."""
+        key = ("sharded", id(value))
+        if key not in seen:
+            buffer = self._buffers.get(where)
+            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                buffer = self._buffers[where] = torch.empty(value.shape, dtype=value.dtype)
+            assert self._collect is not None
+            self._collect(value, buffer)
+            seen[key] = buffer
+        return seen[key]
+
     def _allocate(self, value: torch.Tensor) -> torch.Tensor:
         """Make a buffer for a tensor; where no more memory can be pinned (in small containers, under WSL 2), in ordinary memory from there on."""
         if self._pinned and value.device.type == "cuda":
@@ -86,6 +102,17 @@ class Copier:
             except RuntimeError:
                 self._pinned = False
         return torch.empty_like(value, device="cpu", requires_grad=False)
+
+
+def _send(value: Any, collect: Collect, seen: set[int]) -> None:
+    """Send the parts of sharded tensors in nested values to the rank that copies them."""
+    if is_sharded(value):
+        if id(value) not in seen:
+            seen.add(id(value))
+            collect(value, None)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _send(part, collect, seen)
 
 
 @dataclass(frozen=True)
@@ -104,10 +131,15 @@ class Saver:
     before, finds the same best state again, and so leaves the same files.
     """
 
-    def __init__(self, path: Path, keep: int):
+    def __init__(self, path: Path, keep: int, collect: Collect | None = None):
+        """
+        :param path: NAME.lmp.
+        :param keep: number of older states to keep.
+        :param collect: gathers a sharded tensor, see :meth:`lmplay.device.ranks.Ranks.collect`.
+        """
         self.failed = 0  # saves in a row
-        self._path, self._keep = path, keep
-        self._copier = Copier()
+        self._path, self._keep, self._collect = path, keep, collect
+        self._copier = Copier(collect=collect)
         self._best: _Best | None = None  # the best state since the last save
         self._unwritten_best: _Best | None = None  # used by the writing thread alone, while there is one
         self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
@@ -127,9 +159,19 @@ class Saver:
         :param content: of all components; not changed, and not used afterwards.
         :param stage: the current stage, if it may end early: it has a best state of its own.
         """
-        copier = Copier(pinned=False) if self._best is None else self._best.copier
+        copier = Copier(pinned=False, collect=self._collect) if self._best is None else self._best.copier
         self._best = None  # what it was is overwritten
         self._best = _Best(copier(content), stage, copier)
+
+    def send(self, content: dict[str, Any]) -> None:
+        """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded."""
+        if self._collect is not None:
+            _send(content, self._collect, set())
+
+    def copied(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Copy a content once, with whole tensors."""
+        found: dict[str, Any] = Copier(pinned=False, collect=self._collect)(content)
+        return found
 
     def save(self, content: dict[str, Any], stage: str, record: Record, before: Callable[[Record], None], saved: Callable[[Record, float], None],
              failed: Callable[[OSError], None]) -> None:

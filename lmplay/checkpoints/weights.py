@@ -48,10 +48,10 @@ def _check(target: Path, path: Path, stages: Sequence[str]) -> None:
     check_folder(target.parent, "folder of --save-weights-only")
 
 
-def save_weights(settings: Settings, model: Callable[[], dict[str, Any]], optimizers: OptimizerSet | None) -> Path | None:
+def save_weights(settings: Settings, model: Callable[[], dict[str, Any] | None], optimizers: OptimizerSet | None) -> Path | None:
     """Write the file, if `--save-weights-only` is given, and return it; raises UserError when it cannot be written.
 
-    :param model: gives the model component, as in a checkpoint; written without what only training needs.
+    :param model: gives the model component, as in a checkpoint; written without what only training needs. None on a rank that writes nothing.
     :param optimizers: where they keep averages of the weights, the file has those, and another one, FILE_raw.lmp, the weights themselves.
     """
     target = _target(settings)
@@ -63,8 +63,10 @@ def save_weights(settings: Settings, model: Callable[[], dict[str, Any]], optimi
     return target
 
 
-def _write(target: Path, model: dict[str, Any]) -> None:
-    """Write a file of weights."""
+def _write(target: Path, model: dict[str, Any] | None) -> None:
+    """Write a file of weights, if there are any."""
+    if model is None:
+        return
     try:
         make_folder(target.parent, "folder of --save-weights-only")
         write(target, {"format": FORMAT, "versions": versions(), "model": for_use(model)})

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..data.permutation import hash64
-from ..errors import ElsewhereError
+from ..errors import ElsewhereError, UserError
 from ..launch import Launch
+from ..modules.sharded import is_sharded, parts_of, place_of
 from .gradients import GradientSums
 from .random_state import restore_torch_random_state, torch_random_state
 from .ranks import Ranks
@@ -66,6 +67,7 @@ class Processes(Ranks):
         except (RuntimeError, ValueError, OSError) as error:
             raise Lost(f"rank {launch.rank}: the {launch.size} processes could not be connected ({_first_line(error)})", 1, True) from error
         self._data: Any = None
+        self._copies: Any = None  # with --shard node: those that have the same part of the model
         self.place = (0, 0)  # the run's seed, and the number of the step
         self._store = dist.PrefixStore("lmplay", store)
         self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
@@ -73,13 +75,74 @@ class Processes(Ranks):
         self._watcher.start()
 
     def begin(self, device: torch.device, module: nn.Module) -> None:
-        """See :meth:`Ranks.begin`."""
-        with self._together():
-            self._data = dist.new_group(backend="nccl", timeout=_OPERATION, device_id=device) if device.type == "cuda" else \
-                dist.new_group(backend="gloo", timeout=_OPERATION)
+        """See :meth:`Ranks.begin`; of a model that is sharded, all that have the same part get that of the first of them."""
+        if self._data is None:
+            self._data = self._new_group(device)
         with self._together(), torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.detach(), src=0, group=self._data)
+                if not is_sharded(tensor):
+                    dist.broadcast(tensor.detach(), src=0, group=self._data)
+                elif self._copies is not None:
+                    dist.broadcast(tensor.to_local(), group_src=0, group=self._copies)  # type: ignore[attr-defined]
+
+    def shard(self, module: nn.Module, device: torch.device, per_node: bool, reduce_dtype: torch.dtype) -> None:
+        """See :meth:`Ranks.shard`.
+
+        :raises UserError: when the machines have different numbers of processes, or the model cannot be divided.
+        """
+        from .sharding import DeviceMesh, shard_model
+
+        self._data, self.shards = self._new_group(device), True
+        mesh = DeviceMesh.from_group(self._data, device.type)
+        if per_node:
+            here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or [host for host, _ in self.members].count(self.members[self.rank][0])
+            nodes = [list(range(first, first + here)) for first in range(0, self.size, here)]
+            if self.size % here or self.exchange((here, self.local_rank)) != [(here, number) for ranks in nodes for number in range(len(ranks))]:
+                raise UserError("--shard node: each machine needs the same number of processes, numbered one machine after the other; take --shard.")
+            parts = [self._new_group(device, ranks) for ranks in nodes][self.rank // here]
+            self._copies = [self._new_group(device, list(ranks)) for ranks in zip(*nodes, strict=True)][self.rank % here]
+            mesh = DeviceMesh.from_group([self._copies, parts], device.type, mesh=nodes, mesh_dim_names=("copies", "parts"))
+        shard_model(module, mesh, reduce_dtype)
+
+    def collect(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """See :meth:`Ranks.collect`; parts go from CPU to CPU, one after the other."""
+        number, count = place_of(sharded)
+        mine = sharded.to_local().detach()  # type: ignore[attr-defined]
+        with self._together():
+            if whole is not None:
+                for rank, part in enumerate(parts_of(whole, count)):
+                    if not rank:
+                        part.copy_(mine)
+                    elif part.numel():
+                        dist.recv(part, rank, group=self._control)
+            elif self.rank == number and mine.numel():  # not one of those that have copies of the same parts
+                dist.send(mine.cpu().contiguous(), 0, group=self._control)
+
+    def spread(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """See :meth:`Ranks.spread`."""
+        number, count = place_of(sharded)
+        mine = sharded.to_local().detach()  # type: ignore[attr-defined]
+        with self._together():
+            if whole is not None:
+                for rank, part in enumerate(parts_of(whole.detach().contiguous(), count)):
+                    if not rank:
+                        mine.copy_(part)
+                    elif part.numel():
+                        dist.send(part, rank, group=self._control)
+            elif self.rank == number and mine.numel():
+                received = torch.empty_like(mine, device="cpu")
+                dist.recv(received, 0, group=self._control)
+                mine.copy_(received)
+
+    @contextmanager
+    def passing(self, module: nn.Module) -> Iterator[None]:
+        """See :meth:`Ranks.passing`."""
+        if not self.shards:
+            yield
+            return
+        with self._together():
+            yield
+        module.reshard()  # type: ignore[operator]
 
     def describe(self, rank: int) -> str:
         """Name a rank: its number, its process and its machine."""
@@ -100,7 +163,10 @@ class Processes(Ranks):
 
     @contextmanager
     def summing(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """See :meth:`Ranks.summing`."""
+        """See :meth:`Ranks.summing`; those of sharded weights are summed in each backward pass."""
+        if self.shards:
+            yield
+            return
         with self._together(), GradientSums(parameters, self._data, self._most):
             yield
 
@@ -151,6 +217,13 @@ class Processes(Ranks):
         self._watcher.join(_GRACE)
         if not self._watcher.is_alive():
             dist.destroy_process_group()
+
+    def _new_group(self, device: torch.device, ranks: list[int] | None = None) -> Any:
+        """Connect the devices of some ranks (None = of all); all ranks call it."""
+        with self._together():
+            if device.type != "cuda":
+                return dist.new_group(ranks, backend="gloo", timeout=_OPERATION)
+            return dist.new_group(ranks, backend="nccl", timeout=_OPERATION, device_id=device if ranks is None else None)
 
     def _most(self, tensor: Tensor) -> Tensor:
         """Return the maximum of a tensor on the CPU over all ranks."""

@@ -1,6 +1,7 @@
 """The processes that train together, as ranks 0 to N - 1.  Imports torch only; :mod:`.processes` has those of torch.distributed."""
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -14,12 +15,14 @@ Value = TypeVar("Value")
 class Ranks:
     """What a process does together with the others; all ranks make the same calls in the same order.
 
-    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main` and `share`.
+    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main`, `share` and `rounds`.
+    With `shards` each rank holds a part of the weights only: all do the same number of forward and backward passes, at the same time.
     """
 
     rank = 0
     size = 1
     local_rank = 0
+    shards = False
 
     @property
     def is_main(self) -> bool:
@@ -35,12 +38,39 @@ class Ranks:
         Items are dealt in order, each to the rank that has the least so far; in descending order of cost that is at most a third more than the best
         (Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
         """
-        totals = [0.0] * self.size
-        for number, item in enumerate(items):
-            taker = totals.index(min(totals))
-            totals[taker] += cost(item)
-            if taker == self.rank:
-                yield number, item
+        takers = self._deal(items, cost)
+        yield from ((number, item) for number, item in enumerate(items) if takers[number] == self.rank)
+
+    def rounds(self, items: Sequence[Value], cost: Callable[[Value], float]) -> Iterator[tuple[int, Value, bool]]:
+        """Yield this rank's items as :meth:`share` does, each with True.
+
+        With `shards`, ranks that have fewer items than others get the cheapest one again, with False: they take part in a pass, whose result does not count.
+        """
+        mine = list(self.share(items, cost))
+        yield from ((number, item, True) for number, item in mine)
+        if self.shards and items:
+            most = max(Counter(self._deal(items, cost)).values())
+            cheapest = min(range(len(items)), key=lambda number: cost(items[number]))
+            yield from ((cheapest, items[cheapest], False) for _ in range(most - len(mine)))
+
+    def shard(self, module: nn.Module, device: torch.device, per_node: bool, reduce_dtype: torch.dtype) -> None:
+        """Divide a model's weights among the ranks, see :func:`lmplay.device.sharding.shard_model`; `per_node` = among those of each machine."""
+
+    def collect(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """Give rank 0 the whole of a tensor of which each rank has a part.
+
+        :param whole: on rank 0 a tensor on the CPU, which is filled; None on the others.
+        """
+
+    def spread(self, sharded: Tensor, whole: Tensor | None) -> None:
+        """Give the ranks their parts of a tensor, those that are the first to have them (:meth:`begin` gives the others theirs).
+
+        :param whole: on rank 0 the values, on the CPU; None on the others.
+        """
+
+    def passing(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Make a context manager around forward and backward passes; with `shards`, after it no rank holds more of the model than its part."""
+        return nullcontext()
 
     def step_is_off(self) -> bool:
         """Tell whether the ranks do not do this step, because one has stopped; asked before the last backward pass."""
@@ -63,3 +93,11 @@ class Ranks:
         Afterwards all ranks have the same random state. A single process draws on from one mini-batch to the next.
         """
         return nullcontext(lambda number: None)
+
+    def _deal(self, items: Sequence[Value], cost: Callable[[Value], float]) -> list[int]:
+        """Deal items to the ranks, see :meth:`share`; gives the rank of each."""
+        totals, takers = [0.0] * self.size, []
+        for item in items:
+            takers.append(totals.index(min(totals)))
+            totals[takers[-1]] += cost(item)
+        return takers

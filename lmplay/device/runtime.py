@@ -116,7 +116,10 @@ class Runtime:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context manager for forward passes."""
-        return nullcontext() if self.amp_dtype is None else torch.autocast(self.device.type, dtype=self.amp_dtype)
+        if self.amp_dtype is None:
+            return nullcontext()
+        # its cache would keep a copy of all weights that a rank has gathered
+        return torch.autocast(self.device.type, dtype=self.amp_dtype, cache_enabled=not self.ranks.shards)
 
 
 def _set_deterministic(wanted: bool) -> None:

@@ -1,10 +1,13 @@
 """What ranks decide together: to stop, to fail, to go on.  Engine floor, no torch: one process has nothing to decide, see :mod:`.together` for several."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..device.ranks import Ranks
 
 T = TypeVar("T")
@@ -47,6 +50,21 @@ class Accord:
         :param facts: gives them, by what they are called.
         :raises UserError: naming those that differ.
         """
+
+    @contextmanager
+    def in_unison(self, module: nn.Module) -> Iterator[bool]:
+        """Make a context manager around passes of a model; True = each rank has a part of its weights, so that all do the same passes at the same time.
+
+        None may leave them before the others: a rank that fails in them ends alone.
+        """
+        yield False
+
+    def announce(self, error: Exception) -> None:
+        """Tell all ranks of an error of this one, where they have to help to save what has been done before it; the error is still to be raised."""
+
+    def can_save(self) -> bool:
+        """Tell whether all ranks have come to save, also where an error is what they have agreed on; asked where all have to help."""
+        return True
 
     def begin_step(self, seed: int, step: int) -> None:
         """Begin to ask, behind the work of a step, whether all ranks do it.

@@ -77,7 +77,7 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
     try:
         with torch.no_grad():
             while some := accord.alike(lambda: list(islice(units, _AT_ONCE))):
-                parts = accord.gather(partial(_judge, model, objective, tokenizer, some, to_mini_batches, interrupted, names))
+                parts = accord.gather(partial(_judge_share, model, objective, tokenizer, some, to_mini_batches, interrupted, names, accord))
                 if None in parts:
                     return None
                 judged = _join(some, [part for part in parts if part is not None])
@@ -124,6 +124,15 @@ class _Part:
     example: tuple[str, str, str] | None
 
 
+def _judge_share(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
+                 to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str], accord: Accord) \
+        -> _Part | None:
+    """Judge a model by this rank's share of samples; where ranks do it in unison, a request to stop waits for its end."""
+    with accord.in_unison(model.raw) as in_unison:
+        found = _judge(model, objective, tokenizer, units, to_mini_batches, (lambda: False) if in_unison else interrupted, names)
+    return None if in_unison and interrupted() else found
+
+
 def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
            to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str]) -> _Part | None:
     """Judge a model by this rank's share of samples that are held at once; see :func:`evaluate`."""
@@ -133,12 +142,14 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
     by_source: dict[str, SourceLoss] = {}
     of_sample = np.zeros((3, len(units)))
     example = None
-    for _, mini_batch in model.runtime.ranks.share(to_mini_batches(pieces), lambda mini_batch: mini_batch.n_slots):
+    for _, mini_batch, counts in model.runtime.ranks.rounds(to_mini_batches(pieces), lambda mini_batch: mini_batch.n_slots):
         if interrupted():
             return None
         mini_batch = mini_batch.to(model.runtime.device)
         with model.runtime.autocast():
             result = objective.loss(model.wrapped, mini_batch, model.head)
+        if not counts:
+            continue
         sums["loss_sum"] += float(result.loss_sum)
         sums["n_tokens"] += objective.count(mini_batch)
         for name, value in result.figures.items():

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from ..checkpoints.format import content_of
 from ..checkpoints.weights import save_weights
 from ..errors import ElsewhereError, LmplayError, TrainingError, Unavailable, UserError
 from .batches import TrainBatch
@@ -17,7 +16,7 @@ from .interrupt import AGAIN, Stopped
 from .profile import StepProfile
 from .record import Recorder
 from .run import OpenStage, Run
-from .save import SaveClock, save
+from .save import SaveClock, keep_best, save, whole_model
 from .settings_record import note_validations
 from .stage import StageRunner
 from .telling import run_end, run_start, stage_end, stage_start, stop
@@ -58,7 +57,7 @@ def train(run: Run) -> int:
             _check_limits(run)
             if run.interrupt.stopping():
                 break
-            if (run.is_main and run.interrupt.take_save()) or saves.due():
+            if _save_is_due(run, saves):
                 with recorder.pause():
                     saves.save(stage.name)
         recorder.flush()
@@ -69,9 +68,7 @@ def train(run: Run) -> int:
         _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
-    weights = None
-    if run.is_main:
-        weights = save_weights(run.settings, lambda: {"state_args": run.model.state_args(), "state": run.model.state()}, run.optimizers)
+    weights = save_weights(run.settings, partial(whole_model, run), run.optimizers) if run.is_main or run.runtime.ranks.shards else None
     run.report.done(run_end(run), weights)
     return 0
 
@@ -99,8 +96,9 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
             return batch
     except Stopped:
         pass  # the position is that after the last step, however far the reading has gone
-    except Exception:
+    except Exception as error:
         recorder.flush()
+        run.accord.announce(error)
         if run.done_here("total_train_steps"):
             _insist(save(run, stage.name, wait=True))
         raise
@@ -145,9 +143,20 @@ def _validate(run: Run, stage: StageRunner, recorder: Recorder) -> None:
 
 def _keep_best(run: Run, stage: StageRunner) -> None:
     """Keep the state as the best one of the stage."""
-    if not run.is_main:
-        return
-    run.saver.keep_best(content_of(run.components), stage.name if stage.settings.patience is not None else None)
+    keep_best(run, stage.name if stage.settings.patience is not None else None)
+
+
+def _save_is_due(run: Run, saves: SaveClock) -> bool:
+    """Tell whether it is time to save; where all ranks have to help, rank 0 tells them."""
+    def due() -> bool:
+        return (run.is_main and run.interrupt.take_save()) or saves.due()
+
+    if not run.runtime.ranks.shards:
+        return due()
+    is_due = False
+    with run.interrupt.until_stopped():
+        is_due = run.accord.from_main(due)
+    return is_due
 
 
 def _finish(run: Run, stage: StageRunner) -> bool:

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import torch
-from torch import nn
-
+from ..checkpoints.base import hash_weights
 from ..checkpoints.format import stage_file
 from ..data.continuation import Piece
 from ..data.fingerprints import essence
@@ -181,15 +179,8 @@ def _identify(run: Run, made_for: dict[str, Any]) -> str:
     """Hash what decides the values, the weights and how they are used, and of which pieces there are values."""
     said = blake2b(digest_size=16)
     said.update(json.dumps({"precision": run.runtime.precision, "made_for": made_for}, sort_keys=True).encode())
-    hash_weights(run.device_model.raw, said.update)
+    hash_weights(run.device_model.raw.state_dict(), said.update)
     return said.hexdigest()
-
-
-def hash_weights(module: nn.Module, update: Callable[[Any], None]) -> None:
-    """Hash the names, types and values of a module's state."""
-    for name, tensor in sorted(module.state_dict().items()):
-        update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
 
 
 def _made_for(run: Run, stage: OpenStage) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from zipfile import BadZipFile
 import torch
 from torch import nn
 
+from ..checkpoints.base import hash_weights
 from ..device.model import DeviceModel
 from ..errors import UserError
 from ..files import write_atomic
-from .reference import FOLDER, anew, hash_weights
+from .reference import FOLDER, anew
 from .run import OpenStage, Run
 
 
@@ -65,5 +66,5 @@ def _read(path: Path, module: nn.Module, name: str) -> str:
 def _name(module: nn.Module) -> str:
     """Hash the weights."""
     said = blake2b(digest_size=16)
-    hash_weights(module, said.update)
+    hash_weights(module.state_dict(), said.update)
     return said.hexdigest()

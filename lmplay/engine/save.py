@@ -4,13 +4,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-
-from torch import nn
+from typing import Any
 
 from ..cadence import AUTO, AUTO_SAVES, SAVE_SHARE, Cadence, intervals
 from ..checkpoints.format import content_of
 from ..device.memory import peak_memory
 from ..errors import TrainingError
+from ..modules.sharded import total_norm
 from ..stats.run_record import RunRecord
 from .record import try_to_write_stats
 from .run import Run
@@ -55,24 +55,59 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     :param run: between two steps, everything recorded.
     :param stage: the stage at work.
     :param wait: wait until it has been written.
-    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited, and on other
-        ranks than rank 0, which saves for all.
+    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited, on other
+        ranks than rank 0, which saves for all, and where they have parts of the state and not all are there to give them.
     :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
     """
-    if not run.is_main:
+    shards = run.runtime.ranks.shards
+    if not (run.is_main or shards) or (shards and not run.accord.can_save()):
         return True
-    if not math.isfinite(float(nn.utils.get_total_norm(run.device_model.raw.parameters()))):
+    if not math.isfinite(float(total_norm(run.device_model.raw.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-    if not run.saver.wait() and run.record.saves:
-        run.record.saves.pop()  # the one before has failed
-    if run.saver.failed >= MOST_FAILED_SAVES:
-        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
-                            "free some space for the next, and the same command goes on from it.")
+    if shards:
+        run.accord.alike(lambda: _check_saver(run))
+    else:
+        _check_saver(run)
+    if not run.is_main:
+        run.saver.send(content_of((run.model, run.optimizers)))
+        return True
     run.record.note_save()
     run.record.note_memory(peak_memory(run.runtime.device))
     run.saver.save(content_of(run.components), stage, run.record, before=lambda record: try_to_write_stats(run, record),
                    saved=lambda record, seconds: _tell_saved(run, record, seconds), failed=lambda error: run.report.save_failed(run.path, error))
     return run.saver.wait() if wait else True
+
+
+def keep_best(run: Run, stage: str | None) -> None:
+    """Keep the state as the best one so far.
+
+    :param stage: the stage at work, if it may end early.
+    """
+    if run.is_main:
+        run.saver.keep_best(content_of(run.components), stage)
+    else:
+        run.saver.send(content_of((run.model, run.optimizers)))
+
+
+def whole_model(run: Run) -> dict[str, Any] | None:
+    """Give the model component with whole weights, which of a sharded model are copied to the CPU; None on other ranks than rank 0."""
+    content = {"state_args": run.model.state_args(), "state": run.model.state()}
+    if not run.is_main:
+        run.saver.send(content)
+        return None
+    return run.saver.copied(content) if run.runtime.ranks.shards else content
+
+
+def _check_saver(run: Run) -> bool:
+    """See how the save before has ended; raises TrainingError when too many in a row have failed. True."""
+    if not run.is_main:
+        return True
+    if not run.saver.wait() and run.record.saves:
+        run.record.saves.pop()  # the one before has failed
+    if run.saver.failed >= MOST_FAILED_SAVES:
+        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
+                            "free some space for the next, and the same command goes on from it.")
+    return True
 
 
 def _tell_saved(run: Run, record: RunRecord, seconds: float) -> None:

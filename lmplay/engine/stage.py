@@ -28,6 +28,7 @@ from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
 from ..writing.prompting import recorded
+from .adapting import begin_adapter, end_adapter, in_words
 from .answers import AnswerWriter
 from .batches import Batches, Grouping, TrainBatch, batches_of
 from .budget import TokenBudget
@@ -95,6 +96,11 @@ class StageRunner:
         return sum(not parameter.requires_grad for parameter in self.run.device_model.raw.parameters())
 
     @property
+    def adapter(self) -> str:
+        """What adapter is trained; empty where it is the weights."""
+        return "" if self.settings.adapter is None else in_words(self.settings.adapter, self.run.device_model.raw)
+
+    @property
     def lr(self) -> float:
         """The learning rate of the newest step."""
         return self.run.optimizers.lr
@@ -129,6 +135,7 @@ class StageRunner:
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
+        begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
             average = run.optimizers.average
@@ -165,7 +172,7 @@ class StageRunner:
             run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
         run.accord.begin_step(run.settings.seed, run.record.progress.step)
         started = time.perf_counter()
-        written = self._written(batch)
+        written = self._with_answers(batch)
         seconds = time.perf_counter() - started
         try:
             sums = self._updates(written) if written is not None else None
@@ -257,8 +264,8 @@ class StageRunner:
             if found is None or self.run.interrupt.stopping():
                 return False
             with self.run.optimizers.averaged():
-                written = self._from_main(lambda: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
-                                                                self.settings.context_len, self.run.interrupt.requested))
+                written = self._written(lambda interrupted: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
+                                                                          self.settings.context_len, interrupted))
             if written is None:
                 return False
             found.sums.update(written)
@@ -272,10 +279,11 @@ class StageRunner:
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = None
+        end_adapter(self.run, self.name, self.settings)
         self.run.lr_schedulers.start_stage()
         return True
 
-    def _written(self, batch: TrainBatch) -> TrainBatch | None:
+    def _with_answers(self, batch: TrainBatch) -> TrainBatch | None:
         """Let the model write answers to the prompts of a batch, where the objective learns from such; None when a request to stop came in between."""
         if self._answers is None:
             return batch
@@ -330,8 +338,8 @@ class StageRunner:
         run = self.run
         prompting = recorded(run.model.tokenizer, run.model.forms)
         with run.optimizers.averaged() as is_averaged:
-            written = self._from_main(lambda: run.completions.write(run.device_model.raw, prompting, self.settings.context_len, run.record.progress.step,
-                                                                    run.interrupt.requested))
+            written = self._written(lambda interrupted: run.completions.write(run.device_model.raw, prompting, self.settings.context_len,
+                                                                              run.record.progress.step, interrupted))
             if written is None:
                 return None
             found = self._evaluate(units, self.objective, self.by_source.validation_names)
@@ -350,6 +358,25 @@ class StageRunner:
         with self.run.interrupt.until_stopped():
             found = self.run.accord.from_main(work)
         return found
+
+    def _written(self, write: Callable[[Callable[[], bool]], _T | None]) -> _T | None:
+        """Let the model write. Rank 0 does it; where each rank has a part of the weights all write the same, and a request to stop waits for the end.
+
+        :param write: writes, asking a function whether it is interrupted.
+        :return: what it gives; None when a request to stop came in between.
+        """
+        run, found = self.run, None
+        if not run.runtime.ranks.shards:
+            return self._from_main(lambda: write(run.interrupt.requested))
+        with run.interrupt.until_stopped():
+            run.completions.newest = run.accord.from_main(lambda: run.completions.newest)
+            found = run.accord.alike(partial(self._write_in_unison, write))
+        return found
+
+    def _write_in_unison(self, write: Callable[[Callable[[], bool]], _T | None]) -> _T | None:
+        """Let all ranks write the same."""
+        with self.run.accord.in_unison(self.run.device_model.raw):
+            return write(lambda: False)
 
     def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""

@@ -73,9 +73,12 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     zero = partial(torch.zeros, device=runtime.device)
     sums = StepSums(count, zero(()), zero(max(batch.sources, default=-1) + 1), {name: zero(()) for name in objective.sum_names})
     optimizers.zero_grad()
-    share: list[tuple[int, MiniBatch | None]] = [*ranks.share(batch.mini_batches if count else (), lambda mini_batch: mini_batch.n_slots)] or [(0, None)]
-    with ranks.random_numbers() as begin:
-        for left, (number, mini_batch) in zip(range(len(share))[::-1], share, strict=True):
+    share: list[tuple[int, MiniBatch | None, bool]] = [*ranks.rounds(batch.mini_batches if count else (), lambda mini_batch: mini_batch.n_slots)] \
+        or [(0, None, False)]
+    if ranks.shards and ranks.step_is_off():  # no pass begins that not all take part in
+        return None
+    with ranks.random_numbers() as begin, ranks.passing(model.raw):
+        for left, (number, mini_batch, counts) in zip(range(len(share))[::-1], share, strict=True):
             if interrupted():
                 return None
             begin(number)
@@ -83,12 +86,13 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
                 mini_batch = mini_batch.to(runtime.device)
                 with runtime.autocast():
                     result = objective.loss(model.wrapped, mini_batch, model.head)
-            if not left and ranks.step_is_off():
+            if not left and not ranks.shards and ranks.step_is_off():
                 return None
             with nullcontext() if left else ranks.summing(model.raw.parameters()):
                 if mini_batch is not None:
-                    runtime.scaler.scale(result.loss_sum / count).backward()
-                    sums.add(batch, mini_batch, result)
+                    runtime.scaler.scale(result.loss_sum / count if counts else result.loss_sum * 0).backward()
+                    if counts:
+                        sums.add(batch, mini_batch, result)
     _add_up(sums, batch, ranks)
     if count and len(optimizers):
         sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip)

@@ -10,6 +10,7 @@ from ..checkpoints.best import best_file
 from ..data.stream import describe_losses
 from ..device.compiled import Compiled
 from ..device.memory import memory_there, peak_memory
+from ..modules.sharded import is_sharded, place_of
 from ..plan.follow import recipe_in_words
 from ..plan.schema import Stage
 from ..plan.settings import StageSettings
@@ -32,6 +33,8 @@ def run_start(run: Run) -> RunStart:
     parameters = run.parameters()
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.state_bytes(trained_only=True)
+    if is_sharded(parameters[0]):
+        needed //= place_of(parameters[0])[1]
     count, resumed = sum(parameter.numel() for parameter in parameters), bool(run.record.resumes)
     longest = max((stage.settings.context_len for stage in run.stages.values()), default=0)
     hinted = [] if resumed else hints(settings, runtime.device, count, model.args, longest, partial(_steps, run))
@@ -56,7 +59,7 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.in_words("batch_size"),
                       settings.in_words("context_len"), settings.lr, settings.lr_schedule.in_words(), stage.n_frozen, entry["floor_nats_per_token"],
                       entry["floor_bits_per_byte"], stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads,
-                      stage.named_sets.in_words())
+                      stage.named_sets.in_words(), stage.adapter)
 
 
 def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:

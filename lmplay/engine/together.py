@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO, TypeVar
 
+from torch import nn
+
 from ..device.processes import Lost, Processes
 from ..device.ranks import Ranks
 from ..errors import ElsewhereError, LmplayError, TrainingError, Unavailable, UserError
@@ -97,6 +99,35 @@ class Together(Accord):
         if faults:
             self._over = True
             raise UserError(*faults)
+
+    @contextmanager
+    def in_unison(self, module: nn.Module) -> Iterator[bool]:
+        """See :meth:`Accord.in_unison`."""
+        if not self._ranks.shards:
+            yield False
+            return
+        self._in_step = True
+        with self._ranks.passing(module):
+            yield True
+        self._in_step = False
+
+    def announce(self, error: Exception) -> None:
+        """See :meth:`Accord.announce`."""
+        if self._ranks.shards and not (isinstance(error, Lost) or self._over or self._in_step):
+            with suppress(Exception):
+                self._settle(_word_of(error), error)
+
+    def can_save(self) -> bool:
+        """See :meth:`Accord.can_save`; where some ranks leave instead, none saves."""
+        if self._ranks.knows.is_set() or self._in_step:
+            return False
+        if self._over:
+            self._call(_NOTHING)
+            with suppress(Lost):
+                self._count()
+                return True
+            return False
+        return True
 
     def begin_step(self, seed: int, step: int) -> None:
         """See :meth:`Accord.begin_step`."""

@@ -10,6 +10,7 @@ from torch import nn
 from ..device.memory import is_out_of_memory
 from ..device.model import DeviceModel
 from ..errors import TrainingError
+from ..modules.sharded import total_norm
 from ..optim.set import OptimizerSet
 
 
@@ -28,7 +29,7 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
         scaled = next(iter(optimizers))
     try:
         runtime.scaler.unscale_(scaled)
-        grad_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        grad_norm = total_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
         if grad_clip:
             nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
         if runtime.scaler.is_enabled():  # skips gradients that are not finite by itself, and lowers its scale

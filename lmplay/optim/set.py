@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UserError
+from ..modules.sharded import is_sharded, shard_like
 from .average import WeightAverage
 
 
@@ -220,8 +221,18 @@ def _load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
                 raise ValueError(f"{name} is {str(before[name])[:40]}")
     parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
     _check_tensors(optimizer, {**optimizer.defaults, **saved[0]}, parameters, state["state"])
+    if is_sharded(parameters[0]):
+        state = {**state, "state": {number: {name: _part_of(value, parameters[number]) for name, value in values.items()}
+                                    for number, values in state["state"].items()}}
     groups = [{**now, **before, **{name: now[name] for name in _KERNELS & now.keys()}} for before, now in zip(saved, own, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
+
+
+def _part_of(value: Any, parameter: torch.nn.Parameter) -> Any:
+    """Give this rank's part of a value that is kept for each number of a sharded parameter; of others a copy, which needs the file no longer."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return shard_like(parameter, value) if value.shape == parameter.shape else value.clone()
 
 
 _KERNELS = {"fused", "foreach"}

@@ -39,7 +39,8 @@ class OptimizerRow(NamedTuple):
     """An optimizer that `--optimizer` can name.
 
     `weight_decay` is the default (None = that of its class); `takes` are the settings that have a flag and a plan key, with their values unless somebody
-    changes them; and `package` is what has to be installed for it (lmplay's extra `optimizers` brings it).
+    changes them; `package` is what has to be installed for it (lmplay's extra `optimizers` brings it); and `shards` says that it can update a part of a
+    weight as it would the whole (`--shard`).
     """
 
     name: str
@@ -47,6 +48,7 @@ class OptimizerRow(NamedTuple):
     members: tuple[Member, ...]
     takes: Mapping[str, Any] = MappingProxyType({})
     package: str = ""
+    shards: bool = True
 
 
 class Schedule(NamedTuple):
@@ -92,12 +94,12 @@ OPTIMIZERS = {row.name: row for row in (
     OptimizerRow("muon", 0.1, (
         Member("torch.optim:Muon", {"adjust_lr_fn": "match_rms_adamw"}, (), 1, "matrices"),
         Member("torch.optim:AdamW", {"betas": (0.9, 0.95)}, ("cpu", "cuda"), 2, "others")), {"momentum": 0.95, "betas": (0.9, 0.95)}),
-    OptimizerRow("adafactor", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),)),
+    OptimizerRow("adafactor", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),), shards=False),
     OptimizerRow("lion", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
     OptimizerRow("schedulefree", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree"),
     OptimizerRow("adamw8bit", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5),),
-                 {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes"))}
+                 {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes", shards=False))}
 
 # The class of an optimizer that is not in the table.
 CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -105,7 +107,12 @@ CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def optimizer_row(name: str) -> OptimizerRow:
     """Give the row of an optimizer; for ``module:Class`` one that has what the class says. Raises KeyError when there is none."""
-    return OptimizerRow(name, None, (Member(name, {}, (), 2),)) if CODE.fullmatch(name) else OPTIMIZERS[name]
+    return OptimizerRow(name, None, (Member(name, {}, (), 2),), shards=False) if CODE.fullmatch(name) else OPTIMIZERS[name]
+
+
+def sharding_optimizers() -> list[str]:
+    """List the optimizers that a sharded model can have."""
+    return [row.name for row in OPTIMIZERS.values() if row.shards]
 
 
 # The share of a stage over which `wsd` decays: Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations".
@@ -143,6 +150,13 @@ OBJECTIVES = {row.name: row for row in (
               {"rewards": [{"name": "exact"}], "group": 8, "answer_tokens": None, "temperature": 1.0, "loss": "grpo", "scale_rewards": None, "clip": 0.2,
                "clip_high": None, "kl": 0.0, "updates": 1}))}
 OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
+
+
+# Kinds of adapters, and what the library peft calls them. lora: Hu et al. 2021, "LoRA"; its update is scaled by alpha / rank.  dora: Liu et al. 2024, "DoRA",
+# learns the length of each row of the weight apart from its direction.  rslora: Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with
+# LoRA", scales by alpha / sqrt(rank).
+ADAPTERS: dict[str, dict[str, bool]] = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+ADAPTER_TARGETS = ("attention", "all")
 
 
 class Reward(NamedTuple):

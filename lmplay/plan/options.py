@@ -130,6 +130,14 @@ def _precision(value: Any) -> bool | str:
     return known[value]
 
 
+def _sharding(value: Any) -> bool | str:
+    """Take off (False), on (True), or node."""
+    known: dict[str | bool, bool | str] = {"off": False, "on": True, False: False, True: True, "node": "node"}
+    if not isinstance(value, (str, bool)) or value not in known:
+        raise ValueError("off, on or node")
+    return known[value]
+
+
 def _blocks(value: Any) -> int:
     """Take off (0), on (1), or N, a whole number from 0."""
     known = {"off": 0, "on": 1, False: 0, True: 1}  # YAML reads off and on as false and true
@@ -299,6 +307,10 @@ class Options:
     activation_memory_budget: float = _flag(
         1.0, _D, Number(float, 0, 1), "SHARE", "share of the memory for activations that compiled code may use; below 1 it recomputes the cheapest ones: less "
         "memory, slower (with --compile-model)", _BITS)
+    shard: bool | str = _flag(False, _D, _sharding, "node", "several processes: each holds a part of weights, gradients and optimizer (FSDP2), for models that "
+                              "do not fit on one device; `node`: among the processes of each machine, with a copy on each machine", _BITS)
+    shard_reduce_dtype: str = _flag("float32", _D, choice(("float32", "bfloat16")), "TYPE", "type of numbers in which --shard sums gradients over processes; "
+                                    "bfloat16 sends half as much")
     matmul_precision: str = _flag("highest", _D, choice(("highest", "high", "medium")), "WHICH", "precision of float32 matrix products: faster where the "
                                   "device has TF32 (high) or bfloat16 (medium), with other results")
     deterministic: bool = _flag(False, _D, switch, "", "the same bits in each run on a GPU, too: only kernels that add up in a fixed order; slower (a CPU "

@@ -28,6 +28,8 @@ from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import (
+    ADAPTER_TARGETS,
+    ADAPTERS,
     CODE,
     OBJECTIVE_SETTINGS,
     OBJECTIVES,
@@ -148,6 +150,10 @@ Interval = Annotated[int | str, AfterValidator(_evaluation_interval), WithJsonSc
 PartLength = Annotated[int | str, AfterValidator(_part_length), WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"type": "string", "pattern": f"^({_SHARE}|{REST})$"}]})]
 ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
+AdapterKind = Annotated[str, _one_of(lambda: ADAPTERS), WithJsonSchema({"type": "string", "enum": [*ADAPTERS]})]
+AdapterTargets = Annotated[
+    Annotated[str, _one_of(lambda: ADAPTER_TARGETS), WithJsonSchema({"type": "string", "enum": [*ADAPTER_TARGETS]}), Tag("[one]")]
+    | Annotated[list[Text], Field(min_length=1), Tag("[several]")], Discriminator(lambda value: "[several]" if isinstance(value, list) else "[one]")]
 RewardName = Annotated[str, _one_of(lambda: REWARDS, CODE), WithJsonSchema(
     {"anyOf": [{"type": "string", "enum": [*REWARDS]}, {"type": "string", "pattern": f"^{CODE.pattern}$"}]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
@@ -416,6 +422,19 @@ class Objective(Part):
             yield "label_smoothing", f"found it with the loss {given['loss']}, allowed: with sigmoid"
 
 
+class Adapter(Part):
+    """Small matrices beside linear layers, which alone are trained in a stage, and merged into the weights at its end."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "kind"}
+
+    kind: AdapterKind = Field(title="Kind", description=in_words([*ADAPTERS]))
+    rank: Count | None = option("Rank of what is added to a weight", "a whole number, 1 or more")
+    alpha: float | None = option("What is added is scaled by alpha / rank, with rslora by alpha / sqrt(rank)", "a number above 0", gt=0)
+    dropout: float | None = option("Share of the adapter's inputs that is dropped in training", "a number from 0 to below 1", ge=0, lt=1)
+    targets: AdapterTargets | None = option("Linear layers that have one", f'{in_words([*ADAPTER_TARGETS])}, or a list of patterns over the names of layers, '
+                                            'such as ["blocks.*.mlp.*"]')
+
+
 class Shuffle(Part):
     """How rows are shuffled."""
 
@@ -503,6 +522,8 @@ class Overrides(Part):
     early_stopping: EarlyStopping | None = option("End the stage when the validation loss does not improve", '{"patience": ..., "min_delta": ...}')
     objective: Objective | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers, "
                                          'or {"name": ...} with settings')
+    adapter: Adapter | None = option("Adapter that is trained instead of the weights", f'{", ".join(ADAPTERS)}, or {{"kind": ..., "rank": ..., "alpha": ..., '
+                                     '"targets": ..., "dropout": ...}')
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -524,6 +545,8 @@ class Overrides(Part):
             if fraction == 0:
                 found = PLATEAU if key == "lr_schedule" else "it"
                 yield key, f"found {found} beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
+        if "adapter" in given and "freeze" in given:
+            yield "freeze", "found it beside adapter, allowed: one of them; with an adapter nothing else is trained"
         evaluate = given.get("evaluate")
         for name in evaluate if isinstance(evaluate, dict) else ():
             if not re.fullmatch(STAGE_NAME, name) or name.lower() in KEPT_SETS:
@@ -772,7 +795,7 @@ def plan_schema() -> dict[str, Any]:
     for part in parts.values():
         part["properties"] = {key: _with_short_numbers(field) for key, field in part["properties"].items()}
     parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
-    for part in (SourceSpec, LrSchedule, Optimizer, Reward, Objective, Validation):
+    for part in (SourceSpec, LrSchedule, Optimizer, Reward, Objective, Adapter, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
     parts["EvaluatedSet"] = {"anyOf": [{"type": "string", "minLength": 1}, parts["EvaluatedSet"]]}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest_word
 from ..files import NotAFile, check_is_file
+from ..launch import launch
 from ..paths import in_folder
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
@@ -46,6 +47,11 @@ class Settings(Options):
     def first_mini_batch(self) -> int:
         """The mini-batch size to begin with: with `auto`, which is measured in training, the default."""
         return Settings.mini_batch_size if isinstance(self.mini_batch_size, str) else self.mini_batch_size  # type: ignore[return-value]
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether each of several processes holds a part of the model (`--shard`)."""
+        return bool(self.shard) and launch().size > 1
 
     def token_budget(self, context_len: int) -> int:
         """Return the tokens that a mini-batch may hold, padding included: by default those of `mini_batch_size` full pieces; 0 = count pieces instead."""
@@ -202,6 +208,21 @@ def settings_from_json(values: dict[str, Any]) -> Settings:
 
 
 @dataclass(frozen=True)
+class AdapterSettings:
+    """The adapter of a stage: `kind` is a key of :data:`lmplay.plan.names.ADAPTERS`, `targets` one of :data:`lmplay.plan.names.ADAPTER_TARGETS`, or patterns
+    over the names of layers.
+
+    On all linear layers, as Dettmers et al. 2023, "QLoRA", found that an adapter on those of attention alone stays behind training all weights.
+    """
+
+    kind: str
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | list[str] = "all"
+
+
+@dataclass(frozen=True)
 class StageSettings:
     """The settings of one stage.
 
@@ -212,7 +233,8 @@ class StageSettings:
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
     optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
-    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class.
+    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class. `adapter` is what is trained
+    instead of the weights.
     """
 
     batch_size: int
@@ -238,6 +260,7 @@ class StageSettings:
     batch_size_schedule: Chain | None = None
     context_len_schedule: Chain | None = None
     objective_settings: dict[str, Any] = field(default_factory=dict)
+    adapter: AdapterSettings | None = None
 
     @property
     def smallest_batch(self) -> int:
@@ -287,7 +310,16 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective.name if stage.objective else DEFAULT_OBJECTIVE,
         _warmup(settings, stage), *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
-        chains["batch_size"], chains["context_len"], _objective_settings(stage))
+        chains["batch_size"], chains["context_len"], _objective_settings(stage), adapter_of(stage))
+
+
+def adapter_of(stage: Stage) -> AdapterSettings | None:
+    """Give the adapter of a stage with its defaults; alpha is twice the rank."""
+    if stage.adapter is None:
+        return None
+    said = stage.adapter.model_dump(exclude_none=True)
+    rank = said.get("rank", AdapterSettings.rank)
+    return AdapterSettings(**{**said, "alpha": float(said.get("alpha", 2 * rank))})
 
 
 def _objective_settings(stage: Stage) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def to_text(found: dict[str, Any]) -> str:
 def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each line about a stage."""
     yield from (("reads", line) for line in stage["reads"])
+    if "adapter" in stage:
+        yield "trains", stage["adapter"]
     whole = stage["samples"] == stage["samples_looked_at"]
     looked = "all were looked at" if whole else f"{stage['samples_looked_at']:,} were looked at"
     yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"

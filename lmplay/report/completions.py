@@ -65,7 +65,8 @@ class CompletionWriter:
     say: Callable[[str], None]
     count: int = 1
     temperature: float = 0.8
-    _newest: float = -1  # the step of the newest lines
+    newest: float = -1
+    """The step of the newest lines."""
     _judged: float = -1  # that of the newest answers
     _warned: bool = False
 
@@ -83,7 +84,7 @@ class CompletionWriter:
                     if "reward" in row:
                         self._judged = row["step"]
                     else:
-                        self._newest = row["step"]
+                        self.newest = row["step"]
         try:
             write_text(self.path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
@@ -100,7 +101,7 @@ class CompletionWriter:
         :param interrupted: asked before each token.
         :return: the completions, `count` for each prompt in a row; None when interrupted; empty without prompts, or when this step has completions already.
         """
-        if not self.prompts or step == self._newest:
+        if not self.prompts or step == self.newest:
             return []
         lines = self._lines()
         ids = [prompting.ids(_split(line)[0]) for line in lines]
@@ -128,7 +129,7 @@ class CompletionWriter:
         """Append the completions that :meth:`write` returned, and return the rows; a file that cannot be written is one warning."""
         if not texts:
             return []
-        self._newest = progress.step
+        self.newest = progress.step
         return self._append([_compared(line, text) for line, text in zip(self._lines(), texts, strict=True)], progress, stage)
 
     def keep_answers(self, answers: Iterable[tuple[Piece, float]], progress: Progress, stage: str) -> list[dict[str, Any]]:

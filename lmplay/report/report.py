@@ -69,7 +69,7 @@ class Report:
         self._console.say("\n".join(stage_lines(stage)), "stage", stage=stage.name, samples=stage.progress.samples, of=stage.total, rows=stage.rows,
                           held_out_rows=stage.held_out, reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
                           lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation, saved=stage.saved,
-                          validated=stage.validated, sets=list(stage.sets))
+                          validated=stage.validated, sets=list(stage.sets), adapter=stage.adapter)
         for warning in stage.warnings:
             self.say(f"WARNING: {warning}")
         self._last_line = time.monotonic()

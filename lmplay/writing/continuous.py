@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modules.cache import KeyValueCache
+from ..modules.sharded import is_sharded
 from .sampling import Sampling, choose
 
 
@@ -63,9 +64,13 @@ class ContinuousBatch:
         self._fresh = [text for text in self._fresh if text.name not in names]
         self._keep([text for text in self._texts if text.name not in names])
 
-    @torch.inference_mode()
     def step(self) -> dict[Hashable, int | None]:
         """Write the next token of each text; None for a text that its end token ends, which is no longer there then."""
+        with torch.no_grad() if is_sharded(self._model) else torch.inference_mode():  # what FSDP2 gathers is used in training, too
+            return self._step()
+
+    def _step(self) -> dict[Hashable, int | None]:
+        """See :meth:`step`."""
         if not len(self):
             return {}
         of_texts = [self._logits(self._texts, self._cache)] if self._texts else []

@@ -134,3 +134,15 @@ def test_three_processes_vote_exchange_and_sum():
             assert one == pytest.approx(two, rel=1e-5) if two is not None else one is None
     assert len(set(first["random"])) == 4
     assert first["random kept"]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 9))
+def test_ranks_with_parts_of_a_model_all_have_the_same_number_of_rounds(costs, size):
+    members = [Member(rank, size) for rank in range(size)]
+    for member in members:
+        assert list(member.rounds(costs, float)) == [(number, item, True) for number, item in member.share(costs, float)]
+        member.shards = True
+    rounds = [list(member.rounds(costs, float)) for member in members]
+    assert {len(one) for one in rounds} == {max(len(list(member.share(costs, float))) for member in members)}
+    assert sorted(number for one in rounds for number, _, counts in one if counts) == list(range(len(costs)))
+    assert all(item == (costs[number] if counts else min(costs)) for one in rounds for number, item, counts in one)

@@ -150,8 +150,8 @@ def test_the_plan_assistant_goes_through_all_kinds_of_stages(capsys):
         content[name]["samples"] = 10
     content["sums"]["steps"] = 2
     write_plan(Path(), content)
-    assert main(["--training-plan", "plan.json", "--out-dir", "out", "--device", "cpu", "--context-len", "64", "--num-blocks", "1", "--embed-dim", "16", "--num-heads", "2",
-                 "--tokenizer", "bytes", "--batch-size", "4", "--validation-samples", "2", "--sample-tokens", "4"]) == 0
+    assert main(["--training-plan", "plan.json", "--out-dir", "out", "--device", "cpu", "--context-len", "64", "--num-blocks", "1", "--embed-dim", "16",
+                 "--num-heads", "2", "--tokenizer", "bytes", "--batch-size", "4", "--validation-samples", "2", "--sample-tokens", "4"]) == 0
     rows = [json.loads(line) for line in Path("out/gpt2ish_tiny_model_samples.jsonl").read_text().splitlines()]
     for stage in ("stories", "questions", "preferences", "sums"):
         assert {row["prompt"] for row in rows if row["stage"] == stage and "reward" not in row} == {*content["$prompts"]}

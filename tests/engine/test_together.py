@@ -5,63 +5,17 @@ from pathlib import Path
 
 import pytest
 import several
-import torch
-from helpers import TINY, compare_runs, differences, load, sentences, write_plan, write_rows
+from helpers import compare_runs
+from together import FLAGS, MODEL, PATCH, assert_alike, start, steps_of, train, write_data
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forked processes")
-
-FLAGS = [*TINY, "--training-plan", "plan.json", "--dropout", "0", "--validation-interval", "12", "--batch-size", "5"]
-MODEL = "gpt2ish_model.lmp"
-# Sums in float32 come in another order; the spread of losses is a difference of large numbers; the rest depends on the clock or on the run.
-LOOSE = ("grad_norm", "standard_error", "perplexity", "best.floor", "loss_squares", "loss_by_tokens")
-ASIDE = ("clock", "seconds", "settings", "versions", "room", "listeners")
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 7)} for i in range(60)])
-    write_rows(tmp_path / "more.jsonl", [{"text": sentences(1 + i % 3, "dog")} for i in range(60)])
-    write_plan(tmp_path, {"one": {"dataset": ["rows.jsonl", "more.jsonl"], "samples": 22},
-                          "two": {"dataset": "rows.jsonl", "samples": 9, "evaluate": {"set": {"dataset": "more.jsonl"}}}})
+    write_data(tmp_path)
     return tmp_path
-
-
-def train(size, out, *arguments, code=0, **options):
-    codes, outputs, complaints = several.train(size, *FLAGS, "--out-dir", out, *arguments, **options)
-    assert codes == [code] * size, (outputs, complaints)
-    assert not any(outputs[1:]), outputs
-    assert not any(complaints[1:]), complaints
-    return outputs[0] + complaints[0]
-
-
-def numbers(value, where=""):
-    """List all numbers of a nested value, by their places."""
-    if any(part in where for part in ASIDE):
-        return {}
-    if isinstance(value, dict):
-        return {place: found for key, part in value.items() for place, found in numbers(part, f"{where}.{key}").items()}
-    if isinstance(value, (list, tuple)):
-        return {place: found for number, part in enumerate(value) for place, found in numbers(part, f"{where}.{number}").items()}
-    return {where: value} if not isinstance(value, torch.Tensor) else {}
-
-
-def assert_alike(left, right, weights=1e-5):
-    """Compare the states and statistics of two runs: samples and counts exactly, losses to 1e-6, weights as float32 allows."""
-    one, two = (load(Path(folder) / MODEL) for folder in (left, right))
-    for key in one["model"]["state"]:
-        torch.testing.assert_close(one["model"]["state"][key], two["model"]["state"][key], rtol=1e-4, atol=weights)
-    assert not differences(one["curriculum"], two["curriculum"]) or weights > 1e-5 or _only_losses(one["curriculum"], two["curriculum"])
-    assert torch.equal(one["runner"]["state"]["random"]["torch"], two["runner"]["state"]["random"]["torch"])
-    mine, theirs = numbers(one["runner"]["state"]), numbers(two["runner"]["state"])
-    assert mine.keys() == theirs.keys()
-    for place, value in mine.items():
-        tolerance = 1e-3 if any(part in place for part in LOOSE) else 1e-6
-        assert theirs[place] == (pytest.approx(value, rel=tolerance) if isinstance(value, float) else value), place
-
-
-def _only_losses(one, two):
-    return all("loss" in line for line in differences(one, two))
 
 
 @pytest.mark.parametrize(("sizes", "arguments"), [
@@ -110,33 +64,6 @@ def test_the_same_number_of_processes_gives_the_same_bits_after_a_stop(folder):
     train(2, "stopped", "--dropout", 0.2, "--max-steps", 6, code=75)
     train(2, "stopped", "--dropout", 0.2)
     assert compare_runs(Path("whole"), Path("stopped")) == []
-
-
-PATCH = """
-import os, sys, signal, time
-from lmplay.engine import batches, evaluate, loop, save, stage, step
-rank = int(os.environ["RANK"])
-steps = [0]
-original = stage.train_step
-def train_step(*arguments, **options):
-    steps[0] += 1
-    {at_step}
-    found = original(*arguments, **options)
-    {after_step}
-    return found
-stage.train_step = train_step
-{more}
-from lmplay.train.__main__ import main
-sys.exit(main())
-"""
-
-
-def start(size, out, *arguments, at_step="pass", after_step="pass", more="", **environment):
-    return several.start(size, ["-c", PATCH.format(at_step=at_step, after_step=after_step, more=more), *FLAGS, "--out-dir", out, *arguments], **environment)
-
-
-def steps_of(out):
-    return load(Path(out) / MODEL)["runner"]["state"]["stats"]["total_train_steps"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -27,7 +27,7 @@ DEFAULTS = {
     "ema": 0.0, "optimizer_warmup_fraction": 0.1, "optimizer_warmup_steps": 40, "disable_optimizer_warmup": False, "ignore_optimizer": False, "device": None,
     "amp": False,
     "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
-    "activation_checkpointing": 0, "activation_memory_budget": 1.0, "matmul_precision": "highest",
+    "activation_checkpointing": 0, "activation_memory_budget": 1.0, "shard": False, "shard_reduce_dtype": "float32", "matmul_precision": "highest",
     "deterministic": False, "tune_allocator": True,
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
     "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "find_lr": None, "show_samples": 0, "show_batch": None, "json": False,
