@@ -236,7 +236,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         closing.callback(lock.release)
         if ranks.is_main:
             lock.take()
-        prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else []
+        prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else list(dict.fromkeys(plan.prompts or ()))
         runtime, ahead, stages = accord.main_first(
             lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks))
         averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())

@@ -39,7 +39,8 @@ FORMATS = {".txt": "text", ".md": "text", ".jsonl": "jsonl", ".ndjson": "jsonl",
 PACKED_SUFFIXES = (".gz", ".zst")
 DATA_SUFFIXES = (*FORMATS, *PACKED_SUFFIXES)
 
-BUILTINS = ("builtin:tales", "builtin:tales/1", "builtin:tales/2", "builtin:tales/3", "builtin:tales/4")
+BUILTINS = ("builtin:tales", "builtin:tales/1", "builtin:tales/2", "builtin:tales/3", "builtin:tales/4",
+            "builtin:questions", "builtin:preferences", "builtin:sums")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class SourceKind(Plugin):
 
 
 BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources.builtin:BUILTIN",
-                          r"builtin:tales(/(?P<level>[1-4]))?(\?seed=(?P<seed>[0-9]+))?", f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
+                          r"builtin:(tales(/(?P<level>[1-4]))?|(?P<rows>questions|preferences|sums))(\?seed=(?P<seed>[0-9]+))?",
+                          f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
                           without=("config", "split", "revision", "streaming"), endless=True)
 KINDS = (BUILTIN_KIND,)
 

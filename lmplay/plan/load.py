@@ -84,7 +84,7 @@ def source_named(raw: Any, where: str) -> tuple[str, SourceSpec]:
 
 def nothing_to_read() -> Plan:
     """Make what is left of a plan whose only data set is not there."""
-    return Plan.model_construct(stages=[], model=ModelDefaults(), tokenizer=None)
+    return Plan.model_construct(stages=[], model=ModelDefaults(), tokenizer=None, prompts=None)
 
 
 def plan_from_json(data: dict[str, Any], where: str = "stored plan") -> Plan:
@@ -187,7 +187,7 @@ def _build(raw: Any, where: str, folder: Path, going_on: Faults | None) -> Plan:
     stages = [Stage.model_validate({"name": name, **rules, **share, **_map_paths(body, lambda _, path: _locate(path, folder))})
               for (name, body), share in zip(merged.items(), shares or [{}] * len(merged), strict=True)]
     header = Header.model_validate(special)
-    return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
+    return Plan(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer, prompts=header.prompts)
 
 
 def _what_is_left(special: dict[str, Any], bodies: dict[str, Any], folder: Path, left_out: set[str]) -> Plan:
@@ -203,7 +203,7 @@ def _what_is_left(special: dict[str, Any], bodies: dict[str, Any], folder: Path,
     left_out |= {"plan", *(key.removeprefix("$model.").removeprefix("$defaults.") for key in gone)}
     left_out |= {*ModelDefaults.model_fields} if "$model" in gone else set()
     header = Header.model_validate(special)
-    return Plan.model_construct(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer)
+    return Plan.model_construct(description=header.description, stages=stages, model=header.model, tokenizer=header.tokenizer, prompts=header.prompts)
 
 
 def _stage_of_what_is_left(name: str, body: dict[str, Any], folder: Path) -> Stage:

@@ -655,6 +655,8 @@ class Header(Part):
     defaults: Overrides = Field(default_factory=Overrides, alias="$defaults", title="Overrides of all stages", description="an object of overrides")
     model: ModelDefaults = Field(default_factory=ModelDefaults, alias="$model", title="Defaults of a new model", description="an object of model settings")
     tokenizer: Text | None = flag_key("tokenizer", "top", "a text", alias="$tokenizer")
+    prompts: list[Text] | None = option("Prompts that the model continues at each validation, unless --sample-prompts names others",
+                                        "a list of texts, each perhaps with a tab and the truth behind it", alias="$prompts")
     optimizer: list[OptimizerRule] | None = option("Rules for parameters, by their names", 'a list of rules, such as {"match": "head.*", "lr": 0.3}',
                                                    alias="$optimizer")
     lr_schedule: OneScheduleOrParts | None = option("Learning rate schedule over all stages", _LR_SCHEDULE, alias="$lr_schedule")
@@ -671,6 +673,7 @@ class Plan(Part):
     stages: list[Stage] = Field(description="a list of stages")
     model: ModelDefaults = Field(default_factory=ModelDefaults, description="an object of model settings")
     tokenizer: Text | None = flag_key("tokenizer", "top", "a text")
+    prompts: list[Text] | None = option("Prompts that the model continues at each validation", "a list of texts")
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -71,11 +71,11 @@ class ContinuousBatch:
 
     def _step(self) -> dict[Hashable, int | None]:
         """See :meth:`step`."""
-        fresh = self._new_cache()
-        read = [(texts, cache) for texts, cache in ((self._texts, self._cache), (self._fresh, fresh)) if texts]
-        if not read:
+        if not len(self):
             return {}
-        logits_BV = torch.cat([self._logits(texts, cache) for texts, cache in read])
+        of_texts = [self._logits(self._texts, self._cache)] if self._texts else []
+        of_fresh, fresh = self._read_fresh()
+        logits_BV = torch.cat([*of_texts, *of_fresh])
         if self._has_cache and self._fresh:
             self._cache = fresh if self._cache is None or fresh is None else self._cache.joined(fresh)
             self._texts, self._fresh = [*self._texts, *self._fresh], []
@@ -88,9 +88,20 @@ class ContinuousBatch:
         self._forget()
         return {name: None if token in self._ends else token for name, token in tokens.items()}
 
-    def _new_cache(self) -> KeyValueCache | None:
-        """Make the cache of the texts that are read for the first time."""
-        return KeyValueCache(len(self._fresh), self._context_len, self._device) if self._has_cache else None
+    def _read_fresh(self) -> tuple[list[Tensor], KeyValueCache | None]:
+        """Read the texts that the model has yet to read, equal ones once: gives their logits, if there are any, and their cache."""
+        if not self._fresh:
+            return [], None
+        distinct: dict[tuple[int, ...], int] = {}
+        rows = [distinct.setdefault(tuple(text.ids[text.start:]), len(distinct)) for text in self._fresh]
+        texts = [self._fresh[rows.index(row)] for row in range(len(distinct))]
+        cache = KeyValueCache(len(texts), self._context_len, self._device) if self._has_cache else None
+        logits_BV = self._logits(texts, cache)
+        if len(texts) == len(rows):
+            return [logits_BV], cache
+        for text, row in zip(self._fresh, rows, strict=True):
+            text.read = texts[row].read
+        return [logits_BV[rows]], cache.selected(rows) if cache is not None else None
 
     def _logits(self, texts: list[_Text], cache: KeyValueCache | None) -> Tensor:
         """Read what is new of each text; gives the logits of its next token (B, V)."""

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import compare_runs, load, stop_at, train, weights, write_plan, write_rows
+from helpers import ROOT, compare_runs, load, stop_at, train, weights, write_plan, write_rows
 from tasks import TASKS, grpo, write_reward
 
 from lmplay.engine import answers
+from lmplay.train.__main__ import main
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +139,20 @@ def test_a_reference_that_is_gone_is_told(capsys, monkeypatch):
         assert "--resume out/gpt2ish_model.before.lmp" in line
     kept.write_bytes(content)
     run(capsys, "out")
+
+
+@pytest.mark.slow
+def test_the_plan_assistant_goes_through_all_kinds_of_stages(capsys):
+    """Its stages with hardly any samples; the same prompts are continued in each."""
+    content = json.loads((ROOT / "plans" / "assistant.json").read_text())
+    content.pop("$schema")
+    for name in ("stories", "questions", "preferences"):
+        content[name]["samples"] = 10
+    content["sums"]["steps"] = 2
+    write_plan(Path(), content)
+    assert main(["--training-plan", "plan.json", "--out-dir", "out", "--device", "cpu", "--context-len", "64", "--num-blocks", "1", "--embed-dim", "16",
+                 "--num-heads", "2", "--tokenizer", "bytes", "--batch-size", "4", "--validation-samples", "2", "--sample-tokens", "4"]) == 0
+    rows = [json.loads(line) for line in Path("out/gpt2ish_tiny_model_samples.jsonl").read_text().splitlines()]
+    for stage in ("stories", "questions", "preferences", "sums"):
+        assert {row["prompt"] for row in rows if row["stage"] == stage and "reward" not in row} == {*content["$prompts"]}
+    assert {row["stage"] for row in rows if "reward" in row} == {"sums"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 from plan_files import faults, load, stage
 
 from lmplay.data.tales import LEVELS
+from lmplay.data.tales.asked import COLUMNS
 from lmplay.plan.catalog import BUILTINS, CATALOG, is_endless
 from lmplay.plan.schema import SourceSpec
 
@@ -28,4 +29,4 @@ def test_the_catalog_is_made_of_valid_sources():
         assert SourceSpec(path=name) == SourceSpec(**entry.source)
         assert "/" not in name
     assert all(is_endless(name) for name in BUILTINS)
-    assert {f"builtin:tales/{level}" for level in LEVELS} == {*BUILTINS[1:]}
+    assert {f"builtin:tales/{level}" for level in LEVELS} | {f"builtin:{kind}" for kind in COLUMNS} == {*BUILTINS[1:]}

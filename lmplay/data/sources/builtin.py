@@ -36,8 +36,31 @@ class TalesSource(IndexedSource):
         return {"title": tale.title, "text": tale.text, "nats": tale.nats}
 
 
+class AskedSource(IndexedSource):
+    """Rows about the tales, and sums: row `index` follows from kind, seed and index alone."""
+
+    n_rows = None
+
+    def __init__(self, kind: str, seed: int):
+        """
+        :param kind: one of `lmplay.data.tales.asked.COLUMNS`.
+        :param seed: which of the corpora of this kind.
+        """
+        from ..tales.asked import COLUMNS, VERSION, Asked
+
+        self._rows, self.columns = Asked(kind, seed), COLUMNS[kind]
+        self.name = kind + (f" seed {seed}" if seed else "")
+        self.fingerprint = {"kind": kind, "seed": seed, "version": VERSION}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """See :class:`IndexedSource`."""
+        if index < 0:
+            raise IndexError(index)
+        return dict(self._rows[index])
+
+
 def open_builtin(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | None:
-    """Open `builtin:tales`, `builtin:tales/LEVEL` or `builtin:tales/LEVEL?seed=N`; level 1 and seed 0 where they are not given.
+    """Open `builtin:tales`, `builtin:tales/LEVEL`, or `builtin:questions`, `preferences` or `sums`, each with `?seed=N` or not; else level 1 and seed 0.
 
     :param spec: the source asked for.
     :param split: "train" or "validation".
@@ -48,7 +71,10 @@ def open_builtin(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | 
     refuse_hub_keys(spec, *BUILTIN_KIND.without)
     found = re.fullmatch(BUILTIN_KIND.pattern, BUILTIN_KIND.locate(spec.path, folder))
     assert found is not None
-    return TalesSource(int(found["level"] or 1), int(found["seed"] or 0)) if split == "train" else None
+    if split != "train":
+        return None
+    seed = int(found["seed"] or 0)
+    return AskedSource(found["rows"], seed) if found["rows"] else TalesSource(int(found["level"] or 1), seed)
 
 
 BUILTIN = Opener(open_builtin)
