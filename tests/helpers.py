@@ -42,7 +42,7 @@ def trainer(*arguments, cwd=None, timeout=120, env=None) -> subprocess.Completed
     return warm.run(["-m", "lmplay.train", *map(str, arguments)], timeout=timeout, cwd=cwd, env=environment)
 
 
-_ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", ".from_seconds", ".to_seconds")
+_ASIDE = (".clock", ".settings", ".versions", ".seconds", ".step_seconds", ".data_seconds", "/step_seconds", "/writing_seconds", ".from_seconds", ".to_seconds")
 
 
 def differences(left, right, where="") -> list[str]:

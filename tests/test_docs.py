@@ -109,6 +109,7 @@ def test_there_are_commands_plans_and_programs():
 @pytest.mark.parametrize(("page", "text"), PLANS)
 def test_every_plan_is_one(reader, page, text):
     (reader / "chats.jsonl").write_text('{"dialogue": []}\n')
+    (reader / "sums.jsonl").write_text('{"prompt": "q", "answer": "1"}\n')
     (reader / "pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n')
     (reader / "my_texts" / "b.txt").write_text("a")
     path = reader / "from_docs.json"

@@ -11,6 +11,7 @@ from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..stats.writing import read_stats
 from . import rotation
+from .base import bring_base, with_base
 from .best import best_file, best_names
 from .format import Damaged, load, read, stage_file
 from .ownership import Owner, is_model, owner_of, refuse_as_newest, refuse_others
@@ -49,7 +50,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | No
     if path.exists() and path.samefile(chosen):
         chosen = path
     try:
-        return Found(chosen, load(chosen, mmap=settings.divides_model))
+        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model)))
     except Damaged as error:
         raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
                         "newest state.") from None
@@ -62,6 +63,8 @@ def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str
     :param to_come: names of the stages that are not done in that state.
     :param say: shows a line to the user.
     """
+    if found is not None:
+        bring_base(path, found.content, found.path)
     if settings.resume == "latest":
         rotation.recover(path, found, Path(settings.out_dir).expanduser(), say)
         if found is None and (kept := _set_best_aside(path, to_come)):

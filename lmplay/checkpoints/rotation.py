@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..files import check_free_bytes, link_atomic, remove_leftovers
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
+from .base import with_base
 from .format import Damaged, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
@@ -68,7 +69,7 @@ def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
                     refuse_as_newest(path, content)
                 elif candidate not in previous(path).values():
                     refuse_as_stage(path, candidate, content)
-                return Found(candidate, content, damaged)
+                return Found(candidate, with_base(candidate, content), damaged)
         except Damaged as error:
             fault = str(error)
         damaged.append((candidate, fault))

@@ -291,11 +291,21 @@ class _SourceForm(_Base):
     chat: NotRequired[str | None]
 
 
+class _Adapter(_Base):
+    kind: Literal["lora", "dora", "rslora"]
+    rank: Annotated[int, Field(ge=1)]
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    layers: Annotated[list[str], Field(min_length=1)]
+    base: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
 class _ModelArgs(_Base):
     experiment: str
     args: Annotated[dict[str, Any], AfterValidator(_model_args)]
     tokenizer: Annotated[_Tokenizer, AfterValidator(_tokenizer)]
     forms: NotRequired[dict[str, list[_SourceForm]]]
+    adapter: NotRequired[_Adapter]
 
 
 class _Model(_Base):

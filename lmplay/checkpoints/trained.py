@@ -10,10 +10,12 @@ from torch import nn
 
 from ..exp import build_model, get_experiment
 from ..exp.folding import for_use
+from ..modules.adapters import adapter_state, drop_adapter, merge_adapter
+from ..plan.settings import AdapterSettings
 from ..tokenizer import Tokenizer
 from .averages import optimizers_in
+from .base import open_model, settings_of, with_base
 from .format import load
-from .weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -34,22 +36,51 @@ class Trained:
     """Whether the weights are the averages that the run keeps of them."""
 
 
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """A model without its adapter, and the adapter that it has been trained with: settings, layers, and its state by names of parameters."""
+
+    experiment: str
+    module: nn.Module
+    settings: AdapterSettings
+    layers: list[str]
+    state: dict[str, torch.Tensor]
+    base: str
+    """Identifies the weights of the model."""
+
+
+def open_adapter(path: Path, raw: bool = False) -> TrainedAdapter | None:
+    """Open the adapter that a file holds, and the model that it is for; None where it holds none.
+
+    :param raw: take the adapter itself, also where a run keeps an average of it.
+    :raises UserError: as :func:`open_trained`.
+    """
+    content = load(path, parts=("model",))
+    if "adapter" not in content["model"]["state_args"]:
+        return None
+    content = with_base(path, content)
+    built, module = content["model"]["state_args"], open_model(content["model"])
+    if not raw and (optimizers := optimizers_in(content, module)) is not None:
+        optimizers.use_averages()
+    state = {name: value.clone() for name, value in adapter_state(module).items()}
+    drop_adapter(module)
+    adapter = built["adapter"]
+    return TrainedAdapter(built["experiment"], module, settings_of(adapter), adapter["layers"], state, adapter["base"])
+
+
 def open_trained(path: Path, raw: bool = False) -> Trained:
     """Open a model, as it is to be used: without what only training needs.
 
     :param raw: take the weights themselves, also where a run keeps averages of them.
     :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
     """
-    content = load(path, parts=("model",))
-    built, state = content["model"]["state_args"], content["model"]["state"]
+    content = with_base(path, load(path, parts=("model",)))
+    built, module = content["model"]["state_args"], open_model(content["model"])
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
-    with torch.device("meta"):
-        check_weights(build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"]).state_dict(), state, experiment.name)
-    module = build_model(experiment, vocab_size=tokenizer.vocab_size, **built["args"])
-    module.load_state_dict(state)
     optimizers = None if raw else optimizers_in(content, module)
     if optimizers is not None:
         optimizers.use_averages()
+    merge_adapter(module)
     model = for_use({"state_args": built, "state": module.state_dict()})
     used = model["state_args"]
     if used["experiment"] != experiment.name:

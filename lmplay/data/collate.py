@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .continuation import Piece
+from .judged import Judged
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class MiniBatch:
     the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N` (int64) those next tokens.
     `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding. `weights_N` (float64, on
     the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the log-probabilities that the
-    reference gives to the truth of each piece, where there is one.
+    reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
     """
 
     tokens_BT: torch.Tensor
@@ -31,6 +32,7 @@ class MiniBatch:
     seq_lens: tuple[int, ...] | None = None
     weights_N: torch.Tensor | None = None
     reference_R: torch.Tensor | None = None
+    judged: list[Judged] | None = None
 
     @property
     def n_slots(self) -> int:
@@ -110,7 +112,8 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None,
     return MiniBatch(torch.from_numpy(tokens).view(1 if width is None else len(numbers), -1), torch.from_numpy(np.concatenate(positions)),
                      torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - sum(lengths), tuple(lengths) if width is None else None,
                      _weights([pieces[number] for number in numbers]),
-                     None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64))
+                     None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64),
+                     [one for number in numbers if (one := pieces[number].judged) is not None] or None)
 
 
 def _weights(pieces: Sequence[Piece]) -> torch.Tensor | None:

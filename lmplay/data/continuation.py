@@ -15,6 +15,7 @@ from ..tokenizer import Encoded, Tokenizer
 from .characters import splits_character
 from .chat import Part, choose_template, write_out
 from .encoding import PartEncoder
+from .judged import Judged
 from .samples import Sample
 from .sentences import Cut, closes, gaps
 
@@ -37,7 +38,8 @@ class Piece:
     `tokens` is prompt, truth and, after the last part, the end token; the first `n_prompt` of them are given, the rest is to be learned: all of it, or
     what `learned` says (a flag for each token after the prompt). `truth` is the text to be learned, `cut` says what the part ends at. `number` counts the
     sample's pieces from 0, `last` marks the final one. `weight` is what the loss of each of its tokens counts, where the objective
-    gives one. `preferred` tells the answers of a preference pair, chosen and rejected, which follow each other. `bytes_lost` are those of its truth that the
+    gives one. `preferred` tells the answers of a preference pair, chosen and rejected, which follow each other. `judged` is there where the model itself has
+    written the truth. `bytes_lost` are those of its truth that the
     tokenizer cannot write, `prompt_lost` the tokens of the sample's prompt that had to be left out of the first piece. `starts` and `cuttable` are
     those of the tokens after the prompt (see :class:`Encoded`), less the end token after the last part.
     """
@@ -54,6 +56,7 @@ class Piece:
     prompt_lost: int = 0
     weight: float | None = None
     preferred: bool | None = None
+    judged: Judged | None = None
     starts: np.ndarray = field(kw_only=True)
     cuttable: np.ndarray = field(kw_only=True)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 TEXT = ("text", "content", "article", "document", "story", "body", "passage")
 TITLE = ("title", "headline")
 PAIRS = (("prompt", "truth"), ("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("instruction", "output"),
-         ("instruction", "response"), ("input", "output"), ("input", "target"), ("source", "target"))
+         ("instruction", "response"), ("input", "output"), ("input", "target"), ("source", "target"), ("prompt", "answer"))
 INPUTS = ("input", "context")
 MESSAGES = ("messages", "conversations", "conversation")
 # Those of preference pairs: both answers, and what comes before them, which a row may lack.
@@ -56,6 +56,11 @@ def pair_form(fields: Iterable[str]) -> Form | None:
     first = [(role, next((by_name[name] for name in names if name in by_name), None)) for role, names in (("system", SYSTEMS), ("prompt", QUESTIONS))]
     answers = {name: by_name[name] for name in ANSWERS}
     return Form({role: field for role, field in first if field is not None} | answers, tuple(answers.values()))
+
+
+def is_task(names: Iterable[str]) -> bool:
+    """Tell whether a form has a prompt and an answer to it, by the names or the roles that it needs."""
+    return not {*TEXT, *MESSAGES, *ANSWERS} & {*names}
 
 
 def usual_forms(fields: Iterable[str]) -> dict[tuple[str, ...], Form]:

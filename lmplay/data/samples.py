@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from ..errors import UserError, nearest
 from .pairs import TextPair, read_pair
-from .roles import Form, form_of, pair_form, rank, usual_forms
+from .roles import Form, form_of, is_task, pair_form, rank, usual_forms
+from .tasks import read_task
 from .turns import Skipped, Turn, need_text, read_turns, up_to_answer
 
+_WANTS_TASKS = "the objective of the stage learns from tasks"
 # The order in which the functions below take the fields of texts and pairs.
 _ORDER = ("text", "title", "prompt", "instruction", "truth", "output", "input")
 # Sets of fields of which it is remembered how they are read: rows of a file have few, but any number of them is possible.
@@ -55,15 +57,16 @@ class Reading:
 
     summary = ""
 
-    def __init__(self, ranking: Sequence[tuple[str, ...]], given: Form | None, chat: str | None, has_nats: bool, pairs: bool = False):
+    def __init__(self, ranking: Sequence[tuple[str, ...]], given: Form | None, chat: str | None, has_nats: bool, pairs: bool = False, tasks: bool = False):
         """
         :param ranking: the usual forms, the most common first.
         :param given: the form that the plan names, None to go by the usual ones.
         :param chat: how chats are written out.
         :param has_nats: whether the field `nats` says how likely the truth is.
         :param pairs: rows are read as preference pairs.
+        :param tasks: rows are read as tasks: a prompt, and the answer that texts are judged by.
         """
-        self._ranking, self._given, self._chat, self._has_nats, self._pairs = ranking, given, chat, has_nats, pairs
+        self._ranking, self._given, self._chat, self._has_nats, self._pairs, self._tasks = ranking, given, chat, has_nats, pairs, tasks
         self._by_fields: dict[tuple[str, ...], list[_Recipe]] = {}
         self.begins = "text"
 
@@ -82,6 +85,10 @@ class Reading:
             return _read_preference(form.roles, row, source, index, self._chat)
         if read is None:
             return _read_messages(values[0], source, index, self._chat)
+        if self._tasks:
+            turns, values = read_task(values)
+            if turns:
+                return _sample_of(turns, source, index, self._chat)
         prompt, truth = read(*values)
         return Sample(prompt, truth, source, index, row["nats"] if self._has_nats else None)
 
@@ -95,6 +102,9 @@ class Reading:
         if "chosen" in roles:
             is_chat = any(isinstance(row.get(roles[role]), list) for row in rows for role in ("prompt", "chosen") if role in roles)
             self.begins = "chat" if is_chat else "instruction" if "prompt" in roles else "text"
+            return
+        if self._tasks and any(isinstance(row.get(roles.get("prompt", "")), list) for row in rows):
+            self.begins = "chat"
             return
         self.begins = "chat" if "messages" in roles else "title" if "title" in roles else "text" if "text" in roles else "instruction"
 
@@ -137,7 +147,7 @@ class Reading:
 
 
 def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | None, chat: str | None = None, has_nats: bool = False,
-                   rows: Sequence[dict[str, Any]] = (), certain: bool = True, pairs: bool = False) -> Reading:
+                   rows: Sequence[dict[str, Any]] = (), certain: bool = True, pairs: bool = False, tasks: bool = False) -> Reading:
     """Decide how the rows of a source become samples.
 
     With `roles` all rows are read alike. Without, each row is read by the usual names of its fields; where it has those of several forms (a text, a prompt
@@ -151,6 +161,7 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
     :param rows: some rows of the source.
     :param certain: no row has a field that is not among `columns`.
     :param pairs: rows are preference pairs, else texts.
+    :param tasks: rows are tasks: a prompt, and the answer that texts are judged by.
     :return: a function from a row to a sample.
     :raises UserError: when a field is not there, or no usual name is, or chats are to be written out where there are none.
     """
@@ -164,7 +175,9 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
             raise UserError(f"source {name}: \"columns\" names {' and '.join(roles)}, and " + (
                 'the objective of the stage learns from preference pairs: name chosen and rejected, too, or choose another objective.' if pairs else
                 'pairs are for objectives such as dpo: choose one, or name prompt and truth.'))
-        first, reading = form_of(roles), Reading([], form_of(roles), chat, has_nats, pairs)
+        if tasks and not is_task(roles):
+            raise UserError(f"source {name}: \"columns\" names {' and '.join(roles)}, and {_WANTS_TASKS}: name prompt and truth, or choose another objective.")
+        first, reading = form_of(roles), Reading([], form_of(roles), chat, has_nats, pairs, tasks)
     elif pairs:
         found = pair_form(fields)
         if found is None:
@@ -173,13 +186,16 @@ def choose_reading(name: str, columns: Iterable[str], roles: dict[str, str] | No
                             '"columns": {"prompt": "…", "chosen": "…", "rejected": "…"}, or choose another objective.')
         first, reading = found, Reading([], None, chat, has_nats, pairs)
     else:
-        ranking = rank(rows, fields)
+        ranking = [names for names in rank(rows, fields) if not tasks or is_task(names)]
         forms = usual_forms(fields)
         found = next((forms[names] for names in ranking if names in forms), None)
+        if found is None and tasks:
+            raise UserError(f"source {name}: {_WANTS_TASKS}, and there is no column with a prompt beside one with its answer ({there}). Name them with "
+                            '"columns": {"prompt": "…", "truth": "…"}, or choose another objective.')
         if found is None:
             raise UserError(f"source {name}: no text column found ({there}). {_proposed(fields)}")
-        first, reading = found, Reading(ranking, None, chat, has_nats)
-    if chat is not None and not {"messages", "chosen"} & first.roles.keys():
+        first, reading = found, Reading(ranking, None, chat, has_nats, tasks=tasks)
+    if chat is not None and not tasks and not {"messages", "chosen"} & first.roles.keys():
         raise UserError(f"source {name}: \"chat\" is for chats, and its rows are read as {' and '.join(first.roles)} ({there}). Leave it out, "
                         "or name the chat's column with \"columns\": {\"messages\": \"…\"}.")
     reading.begin_with(fields, rows)

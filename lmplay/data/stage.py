@@ -36,7 +36,7 @@ class StageData:
     seeded fraction of its rows, which training then never sees.
     """
 
-    def __init__(self, stage: Stage, folder: Path, seed: int, validation_seed: int = 0, rules: int = DATA_RULES, pairs: bool = False):
+    def __init__(self, stage: Stage, folder: Path, seed: int, validation_seed: int = 0, rules: int = DATA_RULES, pairs: bool = False, tasks: bool = False):
         """
         :param stage: a stage of a plan.
         :param folder: where data sets are kept.
@@ -44,11 +44,12 @@ class StageData:
         :param validation_seed: names the choice of held-out rows.
         :param rules: those by which the stage began, see :data:`lmplay.plan.curriculum.DATA_RULES`.
         :param pairs: rows are read as preference pairs; those of named sets are texts in any case.
+        :param tasks: rows are read as tasks, a prompt and an answer to judge by; those of named sets are texts in any case.
         :raises UserError: one line a fault, for all sources together.
         """
         self._stage = stage
         self._seed, self._validation_seed = seed, validation_seed
-        self._rules, self._pairs = rules, pairs
+        self._rules, self._kind = rules, {"pairs": pairs, "tasks": tasks}
         self.sources: list[AnySource] = []
         self._readings: list[Reading] = []
         self._forms: list[dict[str, Any]] = []
@@ -225,7 +226,7 @@ class StageData:
         source = found or open_source(spec, "train", folder)
         assert source is not None
         source = _joined(source, spec, folder)
-        self._sets[name] = source, self._choose_reading(source, spec, f" (evaluate.{name})", pairs=False), spec
+        self._sets[name] = source, self._choose_reading(source, spec, f" (evaluate.{name})", as_texts=True), spec
         if open_reader(source, Order(shuffle=False)).endless:
             raise UserError(f"source {source.name} never ends; give a data set that ends.")
         if self.open_set(name).next() is None:
@@ -233,7 +234,7 @@ class StageData:
         if any(source.fingerprint == other.fingerprint for other in self.sources):
             self.warnings.append(f"evaluate.{name} reads {source.name}, which the stage is trained on; a split may be what is meant.")
 
-    def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "", pairs: bool | None = None) -> Reading:
+    def _choose_reading(self, source: AnySource, spec: SourceSpec, whose: str = "", as_texts: bool = False) -> Reading:
         """Decide how the rows of a source become samples, after a look at some of them, and note what there is to say about it."""
         look, roles = look_at(source), None if spec.rows == "articles" else spec.columns
         columns = list(dict.fromkeys((*(source.columns or ()), *look.fields)))
@@ -241,7 +242,7 @@ class StageData:
             raise UserError(f"source {source.name}: it is empty.")
         certain = look.whole or not (source.columns is None or source.rows_differ)
         reading = choose_reading(source.name, columns, roles, spec.chat, source.has_nats, list(look.rows.values()), certain,
-                                 self._pairs if pairs is None else pairs)
+                                 **({} if as_texts else self._kind))
         reads, warnings = describe_reading(source, reading, look, (roles or {}).values())
         self.reads.append(f"{source.name}{whose}: {reads}")
         unread = [name for name in unread_fields(reading, look, columns) if not (source.has_nats and name == "nats")]

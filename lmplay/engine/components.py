@@ -10,6 +10,7 @@ from torch import nn
 from ..checkpoints.weights import check_weights
 from ..device.random_state import random_state, restore_random_state
 from ..device.runtime import Runtime
+from ..modules.adapters import adapter_state
 from ..modules.sharded import copy_into, is_sharded
 from ..optim.schedules import warmup_factor
 from ..plan.schedules import Place
@@ -22,7 +23,11 @@ from .nonfinite import NonfiniteGuard
 
 @dataclass
 class ModelComponent:
-    """The raw model, and all that is needed to build it again: experiment, arguments, tokenizer."""
+    """The raw model, and all that is needed to build it again: experiment, arguments, tokenizer.
+
+    While an adapter is trained, its state is the adapter's alone, and `adapter` says what it is: settings, layers, and the `base` that it is on
+    (:mod:`lmplay.checkpoints.base`).
+    """
 
     experiment: str
     args: dict[str, Any]
@@ -30,21 +35,23 @@ class ModelComponent:
     module: nn.Module
     forms: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """How the texts of each source begin, by the stages that have begun (:meth:`lmplay.data.stage.StageData.forms`)."""
+    adapter: dict[str, Any] | None = None
     name: str = "model"
 
     def state_args(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`."""
-        return {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec, "forms": dict(self.forms)}
+        built = {"experiment": self.experiment, "args": dict(self.args), "tokenizer": self.tokenizer.spec, "forms": dict(self.forms)}
+        return built if self.adapter is None else {**built, "adapter": dict(self.adapter)}
 
     def state(self) -> dict[str, Any]:
         """See :class:`lmplay.component.Component`; of a sharded model the parameters themselves, so that one with two names is seen to be the same."""
-        return self.module.state_dict(keep_vars=is_sharded(self.module))
+        return self.module.state_dict(keep_vars=is_sharded(self.module)) if self.adapter is None else adapter_state(self.module)
 
     def restore(self, state: dict[str, Any]) -> None:
         """See :class:`lmplay.component.Component`; keys and shapes must match exactly."""
-        check_weights(self.module.state_dict(), state, self.experiment)
+        check_weights(self.state(), state, self.experiment)
         if not is_sharded(self.module):
-            self.module.load_state_dict(state)
+            self.module.load_state_dict(state, strict=self.adapter is None)
             return
         for name, own in self.state().items():
             copy_into(own, state[name])

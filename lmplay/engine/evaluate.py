@@ -10,6 +10,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..data.collate import MiniBatch
 from ..data.continuation import Piece
@@ -89,17 +90,25 @@ def evaluate(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, uni
 
 def log_probs(model: DeviceModel, pieces: Sequence[Piece], mini_batches: Sequence[MiniBatch]) -> list[float]:
     """Compute the log-probability of each piece's truth (nats, summed over its tokens), without dropout."""
-    found = [0.0] * len(pieces)
+    return [float(one.sum()) for one in token_log_probs(model, pieces, mini_batches)]
+
+
+def token_log_probs(model: DeviceModel, pieces: Sequence[Piece], mini_batches: Sequence[MiniBatch], head: nn.Module | None = None) -> list[torch.Tensor]:
+    """Compute the log-probabilities of the truth tokens of each piece (N,), in nats, float64, without dropout.
+
+    :param head: another head than the model's.
+    """
+    found = [torch.zeros(0)] * len(pieces)
     was_training = model.raw.training
     model.raw.eval()
     try:
         with torch.no_grad():
             for mini_batch in mini_batches:
                 with model.runtime.autocast():
-                    losses_N, _ = token_losses(model.wrapped, mini_batch.to(model.runtime.device), model.head)
+                    losses_N, _ = token_losses(model.wrapped, mini_batch.to(model.runtime.device), head or model.head)
                 losses = losses_N.double().cpu()
                 for number, where in mini_batch.rows:
-                    found[number] = -float(losses[where].sum())
+                    found[number] = -losses[where]
     finally:  # memory may have run out
         model.raw.train(was_training)
     return found
@@ -149,9 +158,9 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
         for number, where in mini_batch.rows:
             piece = pieces[number]
             answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
-                       for part in np.split(predictions[where], piece.answer_starts)]
+                       for part in np.split(predictions[where], piece.answer_starts)]  # where the model has written them, these are its own
             add_words(sums, piece, predictions[where])
-            if piece.preferred is not False:
+            if piece.preferred is not False and piece.judged is None:
                 for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
                     sums[name] += words
             said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost
@@ -162,7 +171,8 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
                 name = names[piece.sample.source]
                 by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))
             if number == 0:
-                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), piece.truth, "".join(answers))
+                truth = piece.truth if piece.judged is None else piece.sample.truth
+                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
     return _Part(sums, by_source, of_sample, example)
 
 
@@ -177,7 +187,7 @@ def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
              "nats_tokens": float(sum(piece.n_truth for unit in units for piece in unit)) if None not in nats else 0.0}
     of_sample = sum((part.of_sample for part in parts[1:]), start=parts[0].of_sample)
     example = next((part.example for part in parts if part.example is not None), ("", "", ""))
-    if of_sample[1].sum() == sums["n_tokens"]:
+    if of_sample[1].sum() == sums["n_tokens"] and units[0][0].judged is None:
         sums |= _spread(of_sample[0], of_sample[1])
     else:  # the loss is not one of tokens: it has no spread over the samples in these terms, and neither bits per byte nor a perplexity
         sums["n_bytes"] = 0.0
@@ -186,11 +196,11 @@ def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
 
 
 def add_words(sums: dict[str, float], piece: Piece, predicted: np.ndarray) -> None:
-    """Add a piece's words to sums; those of an answer that is rejected are not to be written, and do not count.
+    """Add a piece's words to sums; those of an answer that is rejected, or that the model itself has written, do not count.
 
     :param predicted: the token ids at the positions of those to be learned.
     """
-    if piece.preferred is False:
+    if piece.preferred is False or piece.judged is not None:
         return
     truth = piece.tokens[piece.n_prompt:]
     right, all_words = count_right(piece.truth, piece.borders, predicted == (truth if piece.learned is None else truth[piece.learned]), piece.answer_starts)
@@ -216,9 +226,9 @@ def _add_sources(one: Mapping[str, SourceLoss], other: Mapping[str, SourceLoss])
 
 def validation_done(found: Evaluation, final: bool, own: Sequence[Figure]) -> ValidationDone:
     """Say what a validation found; `own` are the objective's figures."""
-    sums, shown = found.sums, [figure for figure in own if figure.progress]
+    sums, shown = found.sums, [figure for figure in own if figure.progress and figure.validate]
     said = {figure.name: (figure.title, value, figure.unit) for figure, value in zip(shown, values(shown, sums).values(), strict=True) if value is not None}
     error, edits, written = values([BY_NAME[name] for name in ("standard_error", "edit_accuracy", "written_accuracy")], sums).values()
     return ValidationDone(final, found.loss, error, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
-                          sums["words_right"] / sums["words"] if sums["words"] else 0.0, edits or 0.0, written,
+                          sums["words_right"] / sums["words"] if sums["words"] else None, edits, written,
                           sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example, said)

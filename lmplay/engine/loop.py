@@ -45,11 +45,11 @@ def train(run: Run) -> int:
         _validate(run, stage, recorder)  # if the run was stopped in it
         while not stage.ended_early and (batch := _next_batch(run, stage, recorder)) is not None:
             started = time.monotonic()
-            with _saved_where_others_fail(run, stage, recorder):
-                sums = stage.step(batch)
-            if sums is None:
+            with _saved_where_input_fails(run, stage, recorder):
+                done = stage.step(batch)
+            if done is None:
                 break  # interrupted: nothing has been updated, and the batch will be done again
-            recorder.record(batch, sums)
+            recorder.record(*done)
             run.interrupt.step_seconds = time.monotonic() - started
             profile.step_done()
             stage.note_progress()
@@ -113,12 +113,12 @@ def _agree(run: Run) -> None:
 
 
 @contextmanager
-def _saved_where_others_fail(run: Run, stage: StageRunner, recorder: Recorder) -> Iterator[None]:
-    """If another rank fails, or goes, in the step of this block, save what has been done before it and re-raise."""
+def _saved_where_input_fails(run: Run, stage: StageRunner, recorder: Recorder) -> Iterator[None]:
+    """If another rank fails, or goes, in the step of this block, or a reward does, save what has been done before it and re-raise."""
     try:
         yield
     except LmplayError as error:
-        if run.accord.failed_elsewhere(error):
+        if isinstance(error, UserError) or run.accord.failed_elsewhere(error):
             recorder.flush()
             if run.done_here("total_train_steps"):
                 _insist(save(run, stage.name, wait=True))

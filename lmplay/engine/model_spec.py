@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ..checkpoints.base import merged, put_on, with_base
 from ..checkpoints.format import load
 from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
@@ -42,11 +43,16 @@ class ModelSpec:
     """Reads the weights to begin with, for a tokenizer, and says what does not fit; None = fresh ones."""
     stored_weights: dict[str, Any] | None = None
     """Those of the file that the arguments are from, which the model must fit."""
+    adapted: dict[str, Any] | None = None
+    """The model of a checkpoint that was written while an adapter was trained."""
 
     def check_stored(self, vocab_size: int) -> None:
         """Check by shapes alone that the model is that of its file: made-up arguments could ask for any amount of memory. Raises UserError."""
         if self.stored_weights is not None:
-            check_weights(self.build(vocab_size, meta=True).state_dict(), self.stored_weights, self.experiment)
+            shapes = self.build(vocab_size, meta=True)
+            check_weights(shapes.state_dict(), self.stored_weights, self.experiment)
+            if self.adapted is not None:
+                put_on(shapes, self.adapted, self.experiment)
 
     def build(self, vocab_size: int, meta: bool = False, filled: bool = True) -> nn.Module:
         """Build the model.
@@ -83,7 +89,8 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         return _of_others(settings, plan, imported)
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
-        stored = load(source, parts=("model",), mmap=settings.divides_model)
+        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model))
+        stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
         _, source_name = split_name(experiment.name)
@@ -106,8 +113,10 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
     if faults:
         raise UserError(f"model {source} does not fit {', '.join(faults)}. Leave that out to use the file's model, "
                         "or choose another --model file for a new one.")
-    weights = stored["model"]["state"]
-    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]), (lambda *_: weights) if source is not path else None, weights)
+    adapted = stored["model"] if "adapter" in built else None
+    weights = stored["model"]["state" if adapted is None else "base"]
+    return ModelSpec(built["experiment"], dict(built["args"]), Tokenizer(built["tokenizer"]),
+                     (lambda *_: weights) if source is not path or adapted is not None else None, weights, adapted)
 
 
 def open_initial(settings: Settings) -> Imported | None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..checkpoints.averages import optimizers_in
+from ..checkpoints.base import put_on
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
 from ..checkpoints.format import checkpoint_bytes, versions
@@ -39,6 +40,7 @@ from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
 from ..exp import experiments, get_experiment, split_name
 from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..modules.adapters import freeze_base
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
 from ..optim.groups import follow_rules
@@ -58,8 +60,11 @@ from ..stats.run_record import RunRecord
 from ..stats.writing import stats_files
 from ..tokenizer import Tokenizer
 from ..track.callback import Callbacks
+from ..words import compact
 from . import sharding
 from .accord import Accord
+from .adapting import check_adapters
+from .answers import check_writing
 from .batches import position_of
 from .components import LrSchedulersComponent, ModelComponent, RunnerComponent
 from .interrupt import Interrupt
@@ -69,6 +74,8 @@ from .run import OpenStage, Run
 from .settings_record import settings_record, stages_of_checkpoint, write_settings
 
 Say = Callable[[str], None]
+# A new model whose size differs by more than this factor from the one that was asked for is warned of.
+_FAR = 1.25
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,10 @@ class Outline:
     def stage_settings(self, stage: Stage, begun: bool = False) -> StageSettings:
         """Work out what holds for a stage; one that has begun goes on with its optimizer."""
         return resolve_stage(self.settings, stage, self.spec.args["context_len"], self.stored_optimizer if begun else None)
+
+    def without_adapter(self) -> Outline:
+        """Give the same for a model that has not yet the adapter that the checkpoint was trained with."""
+        return replace(self, spec=replace(self.spec, adapted=None))
 
     def tokenizer(self, data: Iterable[StageData]) -> Tokenizer:
         """Give the model's tokenizer; a new one may learn from the data of the stages."""
@@ -145,7 +156,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             objective = load_objective(settings.objective, settings.objective_settings) if settings is not None else None
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules,
-                             objective is not None and objective.reads_pairs)
+                             objective is not None and objective.reads_pairs, objective is not None and objective.writing is not None)
             if data.warnings and stage.dataset and state.fingerprints is None:
                 _check_gives_samples(stage.name, data)
         if settings is None or data is None or objective is None:
@@ -333,6 +344,8 @@ def check_model(ahead: Outline, runtime: Runtime | None, stages: Sequence[Stage]
                 freeze(shapes, stage, ahead.settings)
         with faults.collected():
             _check_optimizers(ahead, shapes, stages)
+        with faults.collected():
+            check_adapters(ahead.spec, stages, ahead.plan.stages)
     faults.refuse()
 
 
@@ -356,12 +369,15 @@ def _check_optimizers(ahead: Outline, shapes: nn.Module, stages: Sequence[Stage]
 def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
     """Set what a stage trains.
 
-    :param module: the raw model.
+    :param module: the raw model; where it has an adapter, that alone is trained.
     :param stage: its `freeze` are the patterns.
     :param settings: whether all is frozen by default.
     :return: the names of the frozen parameters.
     :raises UserError: when a pattern matches nothing, or nothing is left to train.
     """
+    if stage.adapter is not None:
+        freeze_base(module)
+        return [name for name, parameter in module.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     try:
         return apply_freeze(module, stage.freeze or (), settings.default_freeze)
     except UserError as error:
@@ -392,6 +408,8 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
             check_model(ahead, runtime, [stage for stage, _ in stages])
     with faults.collected():
         opened = open_stages(ahead, stages, say)
+    for stage in opened.values():
+        faults.lines += check_writing(stage, ranks.size if ranks is not None else 1)
     if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():
             check_tokenizer(settings, plan)
@@ -466,10 +484,14 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
         module = spec.build(tokenizer.vocab_size)
         if spec.initial_weights is not None:
             ModelComponent(spec.experiment, spec.args, tokenizer, module).restore(spec.initial_weights(tokenizer, say))
+        if spec.adapted is not None:
+            put_on(module, spec.adapted, spec.experiment)
         return module
 
     module = build().to(runtime.device) if place is None else place(build, lambda: spec.build(tokenizer.vocab_size, filled=False), ahead.stored is not None)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
+    if spec.adapted is not None:
+        model.adapter = dict(spec.adapted["state_args"]["adapter"])
     optimizers = _make_optimizers(ahead, opened, module)
     return model, DeviceModel(module, runtime.wrap(module, spec.args["context_len"], tell, while_compiling), runtime), optimizers
 
@@ -523,6 +545,8 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
                                                   nullcontext if interrupt.shared else interrupt.at_once,
                                                   partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
+    if ahead.stored is None:
+        _compare_size(settings, model, report.say)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
@@ -539,6 +563,14 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
         except ValueError as error:
             raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
+
+
+def _compare_size(settings: Settings, model: ModelComponent, say: Say) -> None:
+    """Warn when a new model is far from the size that was asked for, as its tokenizer has learned fewer tokens than it was to."""
+    built = sum(parameter.numel() for parameter in model.module.parameters())
+    if settings.params is not None and not 1 / _FAR < built / settings.params < _FAR:
+        say(f"WARNING: --params {compact(settings.params)}: the model has {built:,} parameters, for its tokenizer has found no more than "
+            f"{model.tokenizer.vocab_size:,} tokens in the texts. Take --tokenizer train:{model.tokenizer.vocab_size}, so that the size is chosen for it.")
 
 
 def _restore(run: Run, stored: dict[str, Any]) -> None:
@@ -590,12 +622,14 @@ def _check_space(run: Run) -> None:
 
     :raises UserError: when they will not.
     """
-    state = max((optimizers_of(stage.settings, run.device_model.raw).state_bytes() for stage in run.stages.values()), default=0)
+    plain = [stage.settings for stage in run.stages.values() if stage.settings.adapter is None]
+    state = max((optimizers_of(settings, run.device_model.raw).state_bytes() for settings in plain), default=0)
     size = checkpoint_bytes(run.device_model.raw, state)
     stages = [state.name for state in run.curriculum.states]
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
+    bases = [f"base of {name}" for name, stage in run.stages.items() if stage.settings.adapter is not None and stage.state.fingerprints is None]
     run.interrupt.expect_save(size)
-    check_free_space(run.path, size, [*best_names(early), *stages], run.settings.keep)
+    check_free_space(run.path, size, [*best_names(early), *stages, *bases], run.settings.keep)
 
 
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import torch
-from torch import nn
-
+from ..checkpoints.base import hash_weights
 from ..checkpoints.format import stage_file
 from ..data.continuation import Piece
 from ..data.fingerprints import essence
@@ -87,7 +85,7 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
         wrong = "is not there" if not path.exists() else "is damaged" if not kept.is_whole else "is of other data or settings"
         back = "the data or the settings" if wrong.startswith("is of other") else "the file"
         raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {missing:,} log-probabilities of the model at the start of the stage are missing; "
-                        f"it has been trained since. Bring {back} back, or {_anew(run, stage)}.")
+                        f"it has been trained since. Bring {back} back, or {anew(run, stage)}.")
     run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
     return values
 
 
-def _anew(run: Run, stage: OpenStage) -> str:
+def anew(run: Run, stage: OpenStage) -> str:
     """Say how a stage is begun anew."""
     names = [one.name for one in run.curriculum.plan.stages]
     before = names[:names.index(stage.stage.name)]
@@ -181,15 +179,8 @@ def _identify(run: Run, made_for: dict[str, Any]) -> str:
     """Hash what decides the values, the weights and how they are used, and of which pieces there are values."""
     said = blake2b(digest_size=16)
     said.update(json.dumps({"precision": run.runtime.precision, "made_for": made_for}, sort_keys=True).encode())
-    _hash_weights(run.device_model.raw, said.update)
+    hash_weights(run.device_model.raw.state_dict(), said.update)
     return said.hexdigest()
-
-
-def _hash_weights(module: nn.Module, update: Callable[[Any], None]) -> None:
-    """Hash the names, types and values of a module's state."""
-    for name, tensor in sorted(module.state_dict().items()):
-        update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
 
 
 def _made_for(run: Run, stage: OpenStage) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,6 +28,8 @@ from ..stats.figures import StageEntry
 from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
 from ..writing.prompting import recorded
+from .adapting import begin_adapter, end_adapter, in_words
+from .answers import AnswerWriter
 from .batches import Batches, Grouping, TrainBatch, batches_of
 from .budget import TokenBudget
 from .by_source import BySource
@@ -37,6 +40,7 @@ from .named_sets import NamedSets
 from .opening import freeze
 from .profile import DATA
 from .reference import Reference, find_values
+from .reference_model import find_model
 from .run import OpenStage, Run
 from .step import StepSums, train_step
 from .written import judge_written
@@ -55,6 +59,10 @@ class StageRunner:
         self._reference = Reference() if self.objective.needs_reference else None
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
                                   run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference)
+        self._answers: AnswerWriter | None = None
+        if self.objective.writing is not None:
+            self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say)
+            run.threads.callback(self._answers.close)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
@@ -86,6 +94,11 @@ class StageRunner:
     def n_frozen(self) -> int:
         """The parameter tensors that are not trained; a tied one counts once."""
         return sum(not parameter.requires_grad for parameter in self.run.device_model.raw.parameters())
+
+    @property
+    def adapter(self) -> str:
+        """What adapter is trained; empty where it is the weights."""
+        return "" if self.settings.adapter is None else in_words(self.settings.adapter, self.run.device_model.raw)
 
     @property
     def lr(self) -> float:
@@ -122,6 +135,7 @@ class StageRunner:
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
             run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
+        begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
             average = run.optimizers.average
@@ -133,6 +147,8 @@ class StageRunner:
         self._budget.settle()
         if self._reference is not None:
             self._reference.values = run.accord.from_main(lambda: find_values(run, self._open, self._pieces, self._log_probs))
+        if self._answers is not None and self._answers.writing.reference:
+            self._answers.reference = find_model(run, self._open)
 
     def next_batch(self) -> TrainBatch | None:
         """Give the next batch; None at the end of the stage, or when a request to stop came before the batch."""
@@ -144,34 +160,38 @@ class StageRunner:
             self.reached = self.batches.end.reached
         return batch
 
-    def step(self, batch: TrainBatch) -> StepSums | None:
-        """Do an optimizer step; None when a request to stop came in between, and nothing has changed then."""
-        run, sums = self.run, None
-        random_before = torch_random_state()
+    def step(self, batch: TrainBatch) -> tuple[TrainBatch, StepSums] | None:
+        """Do an optimizer step, or several with answers that the model writes to the batch's prompts.
+
+        :return: the batch, with these answers, and the sums; None when a request to stop came in between, and nothing has changed then.
+        """
+        run, random_before = self.run, torch_random_state()
         done = {unit: float(self.stats.totals[f"total_train_{unit}"]) for unit in UNITS}
         run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
         if (decay := self.settings.weight_decay_schedule) is not None:
             run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
         run.accord.begin_step(run.settings.seed, run.record.progress.step)
+        started = time.perf_counter()
+        written = self._with_answers(batch)
+        seconds = time.perf_counter() - started
         try:
-            for attempt in self._budget.attempts(batch.longest):
-                with run.interrupt.until_stopped(), attempt as tokens:
-                    sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping),
-                                      self.settings.grad_clip, lambda: not run.interrupt.shared and run.interrupt.requested())
+            sums = self._updates(written) if written is not None else None
         except LmplayError:
             restore_torch_random_state(random_before)
             raise
         run.accord.end_step()
-        if sums is None:
+        if sums is None or written is None:
             restore_torch_random_state(random_before)
             return None
+        if self._answers is not None:
+            sums.figures["writing_seconds"] = sums.loss_sum.new_tensor(seconds)
         if run.settings.check_grads and not self._grads_checked:
             self._grads_checked = True
             run.report.grads(self.stage.name, check_grads(run.device_model.raw))
         run.lr_schedulers.advance(batch.batch.progress)
         self.state.position = batch.batch.position
         self.reached = batch.batch.position["samples"]
-        return sums
+        return written, sums
 
     def counts(self) -> dict[str, float]:
         """How far the run is, and the stage in tenths of its length, as far as that is known."""
@@ -259,8 +279,42 @@ class StageRunner:
         self.entry.update({"done": True, "skipped": self.reached["skipped"], "replaced": self.reached["replaced"]})
         self.state.done = True
         self.state.position = None
+        end_adapter(self.run, self.name, self.settings)
         self.run.lr_schedulers.start_stage()
         return True
+
+    def _with_answers(self, batch: TrainBatch) -> TrainBatch | None:
+        """Let the model write answers to the prompts of a batch, where the objective learns from such; None when a request to stop came in between."""
+        if self._answers is None:
+            return batch
+        found = None
+        with self.run.interrupt.until_stopped():
+            found = self._answers.write_groups(batch.batch.pieces, self.run.record.progress.samples, batch.token_budget, self.run.interrupt.requested)
+        if found is None:
+            return None
+        sources = [piece.sample.source for piece in found] if batch.sources else []
+        return TrainBatch(replace(batch.batch, pieces=found), self._grouping.mini_batches(found, batch.token_budget), batch.token_budget, sources, range(0))
+
+    def _updates(self, batch: TrainBatch) -> StepSums | None:
+        """Update the weights as often as the objective does with a batch; None when a request to stop came before the first update."""
+        sums = self._update(batch, may_stop=True)
+        for _ in range(1, self._answers.writing.updates if self._answers is not None else 1):
+            if sums is None or (more := self._update(batch, may_stop=False)) is None:
+                return None
+            sums = sums.plus(more)
+        return sums
+
+    def _update(self, batch: TrainBatch, may_stop: bool) -> StepSums | None:
+        """Do forward, backward and update; None when a request to stop came in between.
+
+        :param may_stop: False = finish first, because another update of the same step has been done.
+        """
+        run, sums = self.run, None
+        for attempt in self._budget.attempts(batch.longest):
+            with run.interrupt.until_stopped() if may_stop else nullcontext(), attempt as tokens:
+                sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping), self.settings.grad_clip,
+                                  lambda: may_stop and not run.interrupt.shared and run.interrupt.requested())
+        return sums
 
     def _pieces(self) -> Iterator[Piece]:
         """Give all pieces that the stage is trained on, and judged by."""
@@ -328,6 +382,11 @@ class StageRunner:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""
         run, found = self.run, None
         grouping = self._grouping if objective.needs_reference else replace(self._grouping, reference=None)  # which named sets have none in
+        if objective.writing is not None:
+            answered = self._best_answers(units)
+            if answered is None:
+                return None
+            units = answered
         for attempt in self._budget.attempts(self.cutter.context_len):
             with run.interrupt.until_stopped(), attempt as tokens:
                 budget = run.settings.validation_budget(self.cutter.context_len, tokens)
@@ -336,6 +395,19 @@ class StageRunner:
         if found is not None and not math.isfinite(found.loss):
             raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
         return found
+
+    def _best_answers(self, units: Callable[[], Iterable[list[Piece]]]) -> Callable[[], Iterable[list[Piece]]] | None:
+        """Let the model answer the prompts of held-out samples; None when a request to stop came in between."""
+        assert self._answers is not None
+        found = None
+        with self.run.interrupt.until_stopped():
+            found = self._answers.write_best(units(), self.run.interrupt.requested)
+        if found is None:
+            return None
+        rows = self.run.completions.keep_answers([(piece, piece.judged.reward) for piece, in found if piece.judged], self.run.record.progress, self.stage.name)
+        if rows:
+            self.run.notifier.samples(rows)
+        return lambda: iter(found)
 
     def _record(self, found: Evaluation, final: bool) -> None:
         """Take note of a validation."""

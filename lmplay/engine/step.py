@@ -38,6 +38,13 @@ class StepSums:
     def __post_init__(self) -> None:
         self.grad_norm = torch.zeros_like(self.loss_sum)
 
+    def plus(self, other: StepSums) -> StepSums:
+        """Give the sums of two updates with the same batch; the norm of the gradient is the larger one."""
+        figures = {name: value + other.figures[name] for name, value in self.figures.items()}
+        found = StepSums(self.count + other.count, self.loss_sum + other.loss_sum, self.source_sums + other.source_sums, figures, self.predictions)
+        found.grad_norm = torch.maximum(self.grad_norm, other.grad_norm)
+        return found
+
     def add(self, batch: TrainBatch, mini_batch: MiniBatch, result: Result) -> None:
         """Add a mini-batch, without waiting for the device."""
         self.loss_sum += result.loss_sum.detach()

@@ -59,7 +59,7 @@ def stage_start(run: Run, stage: StageRunner) -> StageStart:
     return StageStart(stage.name, run.record.progress, stage.stats.totals["total_train_samples"], stage.total, rows, held_out, settings.in_words("batch_size"),
                       settings.in_words("context_len"), settings.lr, settings.lr_schedule.in_words(), stage.n_frozen, entry["floor_nats_per_token"],
                       entry["floor_bits_per_byte"], stage.held_out.is_there, stage.held_out.n_samples, _to_come(run), *_cadences(run, stage), data.reads,
-                      stage.named_sets.in_words())
+                      stage.named_sets.in_words(), stage.adapter)
 
 
 def _cadences(run: Run, stage: StageRunner) -> tuple[str, str, list[str]]:

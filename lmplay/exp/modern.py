@@ -38,7 +38,7 @@ class Modern(nn.Module):
                  query_key_norm: bool = True, value_norm: bool = False, norm_weights: bool = False, zero_projections: bool = True,
                  embedding_norm: bool = True, embedding_std: float = 0.02, head_std: float = 0.0, soft_cap: float = 0.0, z_loss: float = 0.0,
                  value_residual: bool = False, value_embeddings: int = 0, residual_scalars: bool = False, multi_token: int = 0,
-                 multi_token_weight: float = 0.3):
+                 multi_token_weight: float = 0.3, sampled_tokens: int = 0):
         """
         :param dropout: share of embeddings, attention weights and outputs of blocks that is dropped during training.
         :param num_kv_heads: heads of keys and values, a divisor of `num_heads`; None = `num_heads`.
@@ -57,6 +57,8 @@ class Modern(nn.Module):
         :param value_residual: each block mixes its values with those of the first (Zhou et al. 2024, "Value Residual Learning").
         :param value_embeddings: tables of values by token, mixed in in the last N blocks and, in the opposite order, the first N.
         :param residual_scalars: before each block the stream is mixed with the embeddings, by two learned factors.
+        :param sampled_tokens: tokens that the softmax of a training step is over, of a vocabulary with more; 0 = all. See
+            :func:`lmplay.objectives.candidates.choose_candidates`.
         :raises UserError: when sizes do not fit each other, or a setting is unknown.
         """
         super().__init__()
@@ -88,7 +90,7 @@ class Modern(nn.Module):
         self.stream_factors = nn.Parameter(torch.ones(num_blocks)) if residual_scalars else None
         self.embedded_factors = nn.Parameter(torch.zeros(num_blocks)) if residual_scalars else None
         self.final_norm = norm(embed_dim)
-        self.head = LinearHead(embed_dim, vocab_size, soft_cap, z_loss, multi_token, multi_token_weight)
+        self.head = LinearHead(embed_dim, vocab_size, soft_cap, z_loss, multi_token, multi_token_weight, sampled_tokens)
         if tied_head:
             self.head.weight = self.token_embedding.weight
         self._initialize(zero_projections, embedding_std, head_std)

@@ -32,7 +32,7 @@ def run(argv: list[str] | None) -> int:
         if argv is None:
             raise_stop()  # what is half written is removed
         with long_names_refused():
-            _export(options)
+            _export(options) if options.adapter_only is None else _export_adapter(options)
         return 0
 
     return ended("lmp_export", "stopped; what was half written has been removed.", work)
@@ -55,6 +55,7 @@ def _parser() -> Parser:
     parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written, which are lost, and the "
                         "file of --gguf")
     parser.add_argument("--gguf", metavar="FILE", help="write a GGUF file, for llama.cpp, as well; FOLDER may be left out then")
+    parser.add_argument("--adapter-only", metavar="FOLDER", help="write the adapter of a stage by itself, for peft; --state names the stage")
     parser.add_argument("--push", metavar="NAME", help="send the folder to the hub as well, as OWNER/NAME; `hf auth login` says who you are")
     parser.add_argument("--private", action="store_true", help="with --push: a repository that is made is private")
     parser.further = {"raw", "max_shard_size", "overwrite", "license", "private"}
@@ -63,6 +64,9 @@ def _parser() -> Parser:
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse values that are not allowed."""
+    if options.adapter_only is not None:
+        _check_adapter_only(options)
+        return
     if options.model is None or (options.folder is None and (options.gguf is None or options.push is not None)):
         raise UserError("give a MODEL and a FOLDER to write: lmp_export mine exported. `lmp_export --help` says more.")
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", options.max_shard_size, re.IGNORECASE)
@@ -71,6 +75,40 @@ def _check(options: argparse.Namespace) -> None:
     if options.private and options.push is None:
         raise UserError("--private: is for --push; give both, or leave it out.")
     options.max_shard_size = int(float(size[1]) * _UNITS[size[2].upper()])
+
+
+def _check_adapter_only(options: argparse.Namespace) -> None:
+    """Refuse what does not go together with `--adapter-only`."""
+    if options.model is None:
+        raise UserError("give a MODEL: lmp_export mine --state STAGE --adapter-only FOLDER. `lmp_export --help` says more.")
+    others = {"FOLDER": options.folder, "--gguf": options.gguf, "--push": options.push, "--private": options.private}
+    if given := [name for name, value in others.items() if value]:
+        raise UserError(f"--adapter-only {options.adapter_only}: writes that folder alone; leave {' and '.join(given)} out.")
+
+
+def _export_adapter(options: argparse.Namespace) -> None:
+    """Write the adapter that a state, or a stage that is done, has."""
+    from .folder import check_target, written_whole
+
+    path, folder = _file_of(options), Path(options.adapter_only).expanduser()
+    finished = path.parent / "adapters" / f"{path.stem}{path.suffix}"
+    path = finished if options.state != "latest" and finished.is_file() else path
+    check_target(folder, path, options.overwrite)
+    from ..checkpoints.base import base_file
+    from ..checkpoints.trained import open_adapter
+    from .adapter import write_adapter
+
+    trained = open_adapter(path, options.raw)
+    if trained is None:
+        name = find_model(options.model, options.out_dir, "MODEL").stem
+        stages = sorted(file.stem.removeprefix(f"{name}.") for file in finished.parent.glob(f"{name}.*.lmp"))
+        there = f" There are those of {', '.join(stages)}: give --state {stages[0]}." if stages else ""
+        raise UserError(f"--adapter-only: {path} holds no adapter: it is merged into the weights at the end of its stage.{there}")
+    with written_whole(folder) as temporary:
+        write_adapter(temporary, trained)
+    base = base_file(path, trained.base)
+    print(f"{path} is written as {folder}: {trained.settings.kind}, rank {trained.settings.rank}, on {len(trained.layers)} layers; for the model that "
+          f"`lmp_export {base} BASE` writes")
 
 
 def _export(options: argparse.Namespace) -> None:

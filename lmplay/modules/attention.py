@@ -82,6 +82,8 @@ class CausalSelfAttention(nn.Module):
     def values(self, hidden_BTD: Tensor) -> Tensor:
         """Compute the values (B, T, G K) alone, without their norm."""
         part = slice(-self.widths[2], None)
+        if type(self.query_key_value) is not nn.Linear:  # one with an adapter is more than its weight
+            return self.query_key_value(hidden_BTD)[..., part]
         bias = self.query_key_value.bias
         return functional.linear(hidden_BTD, self.query_key_value.weight[part], None if bias is None else bias[part])
 

@@ -17,6 +17,10 @@ class LinearTerms(NamedTuple):
     """Logits are soft_cap * tanh(hidden @ weight / soft_cap); 0 = they are hidden @ weight (Gemma Team 2024, "Gemma 2")."""
     z_loss: float = 0.0
     """In training, this times the square of the log of the sum of exp(logits) is minimised too (Chowdhery et al. 2022, "PaLM")."""
+    candidates: int = 0
+    """In training, the softmax is over this many tokens of a larger vocabulary, see :func:`lmplay.objectives.candidates.choose_candidates`; 0 = over all."""
+    log_weights: Tensor | None = None
+    """What is added to the logits (V,) but for that of a position's target."""
 
 
 class LinearHead(nn.Linear):
@@ -27,19 +31,22 @@ class LinearHead(nn.Linear):
     after the next; their losses are added in training, times ``ahead_weight``.
     """
 
-    def __init__(self, embed_dim: int, vocab_size: int, soft_cap: float = 0.0, z_loss: float = 0.0, ahead: int = 0, ahead_weight: float = 0.3):
+    def __init__(self, embed_dim: int, vocab_size: int, soft_cap: float = 0.0, z_loss: float = 0.0, ahead: int = 0, ahead_weight: float = 0.3,
+                 candidates: int = 0):
         """
         :param soft_cap: see :class:`LinearTerms`.
         :param z_loss: see :class:`LinearTerms`.
         :param ahead: later tokens that are predicted in training (Gloeckle et al. 2024, "Better & Faster Large Language Models via Multi-token Prediction").
         :param ahead_weight: of the loss of each of them; 0.3 is that of DeepSeek-V3 (2024).
+        :param candidates: see :class:`LinearTerms`.
         :raises UserError: when one of them is negative.
         """
-        settings = {"soft_cap": soft_cap, "z_loss": z_loss, "multi_token": ahead, "multi_token_weight": ahead_weight}
+        settings = {"soft_cap": soft_cap, "z_loss": z_loss, "multi_token": ahead, "multi_token_weight": ahead_weight, "sampled_tokens": candidates}
         if faults := [f"{name} {value:g}: must be 0 (off) or more." for name, value in settings.items() if not value >= 0]:
             raise UserError(*faults)
         super().__init__(embed_dim, vocab_size, bias=False)
         self.soft_cap, self.z_loss, self.ahead_weight = soft_cap, z_loss, ahead_weight
+        self.candidates = candidates if candidates < vocab_size else 0
         self.ahead = nn.ModuleList(_Ahead(embed_dim) for _ in range(ahead))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -50,7 +57,7 @@ class LinearHead(nn.Linear):
 
     def linear_terms(self) -> LinearTerms:
         """Tell how the logits are computed."""
-        return LinearTerms(self.weight, self.soft_cap, self.z_loss)
+        return LinearTerms(self.weight, self.soft_cap, self.z_loss, self.candidates)
 
     def extra_repr(self) -> str:
         """See torch."""

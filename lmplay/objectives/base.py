@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,6 +39,27 @@ def add_gradient(loss_sum: Tensor, auxiliary_sum: Tensor) -> Tensor:
     return loss_sum + (auxiliary_sum - auxiliary_sum.detach())
 
 
+@dataclass(frozen=True)
+class Writing:
+    """How the model writes the answers that an objective learns from, anew in each step.
+
+    Each prompt gets `group` answers of at most `most_tokens` (None = half of the context), drawn at a `temperature`. They are judged by `rewards`, see
+    :class:`lmplay.rewards.process.Rewards`; each has a `weight` (1) in the sum. The weights are updated `updates` times with the answers of a batch. With a
+    `reference` it is known what the model at the stage's start thinks of them.
+    """
+
+    group: int
+    most_tokens: int | None
+    temperature: float
+    rewards: Sequence[Mapping[str, Any]]
+    updates: int = 1
+    reference: bool = False
+
+    def limit(self, context_len: int) -> int:
+        """Give the most tokens of an answer."""
+        return self.most_tokens or context_len // 2
+
+
 class Objective(ABC):
     """What is minimised on a batch.  Another package offers one by an entry point of the group ``lmplay.objectives``: ``name = "module:Class"``."""
 
@@ -49,6 +71,10 @@ class Objective(ABC):
 
     needs_reference = False
     """Whether it compares with the model as it was at the start of the stage: mini-batches have the log-probabilities of that."""
+
+    writing: Writing | None = None
+    """How the model writes what it learns from: rows are read as tasks, :meth:`prepare` makes a piece of each, of which only the prompt counts, and
+    mini-batches have what the model has written and how it was judged, in training and in validation. None = the model learns from what it reads."""
 
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
@@ -66,6 +92,10 @@ class Objective(ABC):
         :return: the pieces; none where there is nothing to learn.
         """
         return cutter.cut(sample)
+
+    def advantages(self, rewards: Sequence[float]) -> tuple[list[float], float]:
+        """Say how much better each answer of a group is than the others, and the deviation of their rewards; for objectives that have a `writing`."""
+        raise NotImplementedError
 
     def count(self, mini_batch: MiniBatch) -> float:
         """Give the number of terms in the loss sum of a mini-batch, before that is computed: by default N, its truth tokens.

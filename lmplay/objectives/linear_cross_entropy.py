@@ -127,19 +127,26 @@ def _judge_rows(logits_RV: Tensor, target_R1: Tensor, terms: LinearTerms, softma
     exact = softmax_RV.dtype
     if terms.soft_cap:
         logits_RV.tanh_().mul_(terms.soft_cap)
-    torch.softmax(logits_RV, 1, dtype=exact, out=softmax_RV)
-    predictions = find_largest(logits_RV if logits_RV.dtype == exact else softmax_RV)  # in float32 a CPU finds it in half the time
-    highest = logits_RV.gather(1, predictions)
-    # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
-    of_target, log_highest = logits_RV.gather(1, target_R1).to(exact), softmax_RV.gather(1, predictions).log()
-    losses_R = (highest.to(exact) - of_target - log_highest).squeeze(1)
+    of_target = logits_RV.gather(1, target_R1).to(exact)
+    if terms.log_weights is None:
+        torch.softmax(logits_RV, 1, dtype=exact, out=softmax_RV)
+        predictions = find_largest(logits_RV if logits_RV.dtype == exact else softmax_RV)  # in float32 a CPU finds it in half the time
+        # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
+        highest, log_highest = logits_RV.gather(1, predictions).to(exact), softmax_RV.gather(1, predictions).log()
+        log_sum, losses_R1 = highest - log_highest, highest - of_target - log_highest
+    else:
+        predictions = find_largest(logits_RV)
+        torch.add(logits_RV, terms.log_weights, out=softmax_RV).scatter_(1, target_R1, of_target)
+        log_sum = softmax_RV.logsumexp(1, keepdim=True)
+        losses_R1 = log_sum - of_target
+        softmax_RV.sub_(log_sum).exp_()
     if with_gradient:
         if terms.z_loss:
-            softmax_RV.mul_(1 + 2 * terms.z_loss * (highest.to(exact) - log_highest))
+            softmax_RV.mul_(1 + 2 * terms.z_loss * log_sum)
         softmax_RV.scatter_add_(1, target_R1, softmax_RV.new_full(target_R1.shape, -1))  # now the gradient of the loss by the logits
         if terms.soft_cap:  # and now by the product: the derivative of tanh is 1 - tanh²
             softmax_RV.addcmul_(softmax_RV, logits_RV.square_(), value=-terms.soft_cap**-2)
-    return losses_R, predictions.squeeze(1)
+    return losses_R1.squeeze(1), predictions.squeeze(1)
 
 
 def find_largest(logits_CV: Tensor) -> Tensor:

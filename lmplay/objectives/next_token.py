@@ -13,6 +13,7 @@ from ..data.collate import MiniBatch
 from ..modules.heads import LinearTerms
 from .ahead import find_later
 from .base import Objective, Result, add_gradient
+from .candidates import choose_candidates
 from .linear_cross_entropy import linear_cross_entropy
 
 CHUNK = 1024
@@ -51,7 +52,13 @@ class NextToken(Objective):
     def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give the loss sum, the losses and the predictions of positions."""
         terms = _linear_terms(head)
-        return _any_head(head, hidden_ND, targets_N, self._chunk) if terms is None else linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk)
+        if terms is None:
+            return _any_head(head, hidden_ND, targets_N, self._chunk)
+        if not (terms.candidates and torch.is_grad_enabled()):
+            return linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk)
+        terms, places_N, ids = choose_candidates(terms, targets_N)
+        loss_sum, losses_N, predictions_N = linear_cross_entropy(hidden_ND, terms, places_N, self._chunk)
+        return loss_sum, losses_N, ids[predictions_N]
 
 
 def _linear_terms(head: nn.Module) -> LinearTerms | None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import UserError
+from ..modules.adapters import PART, adapter_parameters
 from ..plan.schema import OptimizerRule
 from .freeze import no_match
 
@@ -43,17 +44,20 @@ def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", 
 def follow_rules(model: nn.Module, rules: Sequence[OptimizerRule]) -> list[set[int]]:
     """Find the parameters that follow each rule of a plan's `$optimizer`.
 
-    :param model: the raw model; a tied weight has all of its names.
+    A rule is for all stages, so with an adapter a pattern may match none of its parameters, and without one a pattern may be for those of an adapter.
+
+    :param model: the raw model; a tied weight has all of its names. Where it has an adapter, the parameters of that alone count.
     :return: for each rule the ids of its parameters.
     :raises UserError: for each pattern that matches nothing, and each two rules for one parameter.
     """
-    named = list(model.named_parameters(remove_duplicate=False))
+    own = adapter_parameters(model)
+    named = list(own.items()) if own else list(model.named_parameters(remove_duplicate=False))
     first: dict[int, OptimizerRule] = {}
     found, faults = [], []
     for rule in rules:
         matching = {id(parameter): name for pattern in rule.patterns for name, parameter in named if fnmatchcase(name, pattern)}
         faults += [f"$optimizer {no_match(pattern, [name for name, _ in named])}" for pattern in rule.patterns
-                   if not any(fnmatchcase(name, pattern) for name, _ in named)]
+                   if not (own or PART in pattern or any(fnmatchcase(name, pattern) for name, _ in named))]
         twice = [number for number in matching if number in first]
         if twice:
             faults.append(f"$optimizer: '{rule.name}' and '{first[twice[0]].name}' both match {matching[twice[0]]}; a parameter follows one rule at most.")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import UserError, nearest
+from ..modules.adapters import adapter_parameters
 from ..plan.names import CODE, OPTIMIZERS, Member, OptimizerRow, optimizer_row
 from ..plan.schema import OptimizerRule
 from ..plan.settings import StageSettings
@@ -38,7 +39,7 @@ def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> 
 
 def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None, by_name: bool = True,
                      settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = (), ema: float = 0.0) -> OptimizerSet:
-    """Build what updates all parameters of a model, which must be on its device by now.
+    """Build what updates all parameters of a model, or those of its adapter, where it has one; it must be on its device by now.
 
     :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`, or ``module:Class``.
     :param model: the raw model.
@@ -52,8 +53,8 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, or the rules do not fit the model.
     """
     followed = follow_rules(model, rules)
-    ruled = set().union(*followed)
-    rest = None if not ruled else {id(parameter) for parameter in model.parameters()} - ruled
+    ruled, own = set().union(*followed), list(adapter_parameters(model).values())
+    rest = None if not (ruled or own) else {id(parameter) for parameter in own or model.parameters()} - ruled
     parts = dict(_parts(name, model, lr, weight_decay, by_name, settings or {}, rest))
     for rule, among in zip(rules, followed, strict=True):
         same = rule.kind in (None, name)
@@ -61,7 +62,7 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
                                 by_name, (settings or {}) if same else {}, among):
             if any(group["params"] for group in part.optimizer.param_groups):
                 parts[f"{key} {rule.name}"] = part._replace(lr_factor=part.lr_factor * rule.lr, weight_decay=rule.weight_decay, takes_options=same)
-    return OptimizerSet(name, parts, settings or {}, WeightAverage(model.parameters(), ema) if ema else None)
+    return OptimizerSet(name, parts, settings or {}, WeightAverage(own or model.parameters(), ema) if ema else None)
 
 
 def _parts(name: str, model: nn.Module, lr: float, weight_decay: float | None, by_name: bool, settings: Mapping[str, Any], among: Collection[int] | None) \

@@ -144,8 +144,36 @@ OBJECTIVES = {row.name: row for row in (
     Objective("simpo", "of two answers, to make a token of the chosen one likelier than one of the rejected one, without a reference",
               "lmplay.objectives.simpo:SimPo", {"beta": 2.0, "gamma": 1.0, "label_smoothing": 0.0}),
     Objective("orpo", "the cross-entropy of chosen answers, and their odds against the rejected ones, without a reference",
-              "lmplay.objectives.orpo:Orpo", {"beta": 0.1}))}
+              "lmplay.objectives.orpo:Orpo", {"beta": 0.1}),
+    Objective("grpo", "the model writes a group of answers to each prompt, and those that are rewarded more than the others become likelier",
+              "lmplay.objectives.grpo:Grpo",
+              {"rewards": [{"name": "exact"}], "group": 8, "answer_tokens": None, "temperature": 1.0, "loss": "grpo", "scale_rewards": None, "clip": 0.2,
+               "clip_high": None, "kl": 0.0, "updates": 1}))}
 OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
+
+
+# Kinds of adapters, and what the library peft calls them. lora: Hu et al. 2021, "LoRA"; its update is scaled by alpha / rank.  dora: Liu et al. 2024, "DoRA",
+# learns the length of each row of the weight apart from its direction.  rslora: Kalajdzievski 2023, "A Rank Stabilization Scaling Factor for Fine-Tuning with
+# LoRA", scales by alpha / sqrt(rank).
+ADAPTERS: dict[str, dict[str, bool]] = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+ADAPTER_TARGETS = ("attention", "all")
+
+
+class Reward(NamedTuple):
+    """What a text that the model has written can be judged by; `takes` are the settings with a plan key, with their defaults (... = it must be given)."""
+
+    name: str
+    description: str
+    takes: Mapping[str, Any] = MappingProxyType({})
+
+
+REWARDS = {row.name: row for row in (
+    Reward("exact", "1 where the text is the answer, but for white space around it"),
+    Reward("number", "1 where the last number of the text is the last number of the answer"),
+    Reward("regex", "1 where a pattern matches anywhere in the text", {"pattern": ...}),
+    Reward("json", "1 where the text is JSON, and the same value where the answer is an object or a list"),
+    Reward("length", "1 where the text has at least and at most these many words, less in proportion outside", {"least": 0, "most": None}))}
+REWARD_SETTINGS = tuple(dict.fromkeys(setting for row in REWARDS.values() for setting in row.takes))
 
 
 def objectives() -> dict[str, Objective]:

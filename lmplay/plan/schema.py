@@ -28,12 +28,16 @@ from ..cadence import AUTO, check_interval
 from ..words import number
 from .catalog import CATALOG, expand, is_endless, kind_of
 from .names import (
+    ADAPTER_TARGETS,
+    ADAPTERS,
     CODE,
     OBJECTIVE_SETTINGS,
     OBJECTIVES,
     OPTIMIZER_SETTINGS,
     OPTIMIZERS,
     PLATEAU,
+    REWARD_SETTINGS,
+    REWARDS,
     SCHEDULE_SETTINGS,
     SCHEDULES,
     VALUE_SCHEDULES,
@@ -146,6 +150,12 @@ Interval = Annotated[int | str, AfterValidator(_evaluation_interval), WithJsonSc
 PartLength = Annotated[int | str, AfterValidator(_part_length), WithJsonSchema(
     {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST}, {"type": "string", "pattern": f"^({_SHARE}|{REST})$"}]})]
 ObjectiveName = Annotated[str, _one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
+AdapterKind = Annotated[str, _one_of(lambda: ADAPTERS), WithJsonSchema({"type": "string", "enum": [*ADAPTERS]})]
+AdapterTargets = Annotated[
+    Annotated[str, _one_of(lambda: ADAPTER_TARGETS), WithJsonSchema({"type": "string", "enum": [*ADAPTER_TARGETS]}), Tag("[one]")]
+    | Annotated[list[Text], Field(min_length=1), Tag("[several]")], Discriminator(lambda value: "[several]" if isinstance(value, list) else "[one]")]
+RewardName = Annotated[str, _one_of(lambda: REWARDS, CODE), WithJsonSchema(
+    {"anyOf": [{"type": "string", "enum": [*REWARDS]}, {"type": "string", "pattern": f"^{CODE.pattern}$"}]})]
 Role = Annotated[str, Field(pattern=f"^({'|'.join(ROLES)})$")]
 Columns = Annotated[dict[Role, Text], WithJsonSchema(
     {"type": "object", "properties": {role: {"type": "string", "minLength": 1} for role in ROLES}, "additionalProperties": False})]
@@ -343,6 +353,36 @@ class OptimizerRule(Part):
         return ", ".join(self.patterns)
 
 
+class Reward(Part):
+    """What the answers of grpo are judged by, and how much it counts."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "name"}
+
+    name: RewardName = Field(title="Name", description=in_words([*REWARDS, "module:function"]))
+    weight: float = Field(default=1.0, title="What it counts in the sum of the rewards", description="a number")
+    seconds: float = Field(default=10.0, gt=0, title="The longest that it may take for a text", description="a number above 0")
+    pattern: Text | None = option("What regex looks for", "a pattern of Python's re")
+    least: int | None = option("The fewest words that length wants", "a whole number, 0 or more", ge=0)
+    most: Count | None = option("The most words that length wants", "a whole number, 1 or more")
+
+    def to_spec(self) -> dict[str, Any]:
+        """Return plain values: name, and what differs from the defaults; the `settings` are apart."""
+        given = self.model_dump(exclude_none=True, exclude_defaults=True)
+        settings = {key: given.pop(key) for key in REWARD_SETTINGS if key in given}
+        return {**given, "settings": settings} if settings else given
+
+    @classmethod
+    def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        takes = REWARDS[given["name"]].takes if given.get("name") in REWARDS else {}
+        yield from ((key, f"found it with {given.get('name')}, allowed: {', '.join(takes) or 'weight and seconds'}")
+                    for key in REWARD_SETTINGS if key in given and key not in takes)
+        yield from ((key, f"found no {key} of {given['name']}, allowed: one") for key, default in takes.items() if default is ... and key not in given)
+        try:
+            re.compile(given.get("pattern") or "")
+        except (re.error, TypeError) as error:
+            yield "pattern", f"found one that cannot be read ({error}), allowed: a pattern of Python's re"
+
+
 class Objective(Part):
     """What is minimised, and its settings where they differ from its defaults."""
 
@@ -350,10 +390,22 @@ class Objective(Part):
 
     name: ObjectiveName = Field(title="Name", description=f"{', '.join(OBJECTIVES)}, or one that an installed package offers")
     per: Literal["token", "sample"] | None = option("What counts alike in the loss of sft", "token or sample")
-    loss: Literal["sigmoid", "ipo", "hinge"] | None = option("Kind of the loss of dpo", "sigmoid, ipo or hinge")
+    loss: Literal["sigmoid", "ipo", "hinge", "grpo", "dr_grpo", "dapo"] | None = option(
+        "Kind of the loss of dpo or grpo", "for dpo sigmoid, ipo or hinge; for grpo grpo, dr_grpo or dapo")
     beta: float | None = option("Factor of the rewards; of orpo the weight of the odds ratio", "a number above 0", gt=0)
     gamma: float | None = option("Margin that the rewards of simpo shall have", "a number, 0 or more", ge=0)
     label_smoothing: float | None = option("Share of the pairs that are taken to be the wrong way round", "a number from 0 to below 0.5", ge=0, lt=0.5)
+    rewards: Annotated[list[Reward], Field(min_length=1), BeforeValidator(_listed)] | None = option(
+        "What the answers of grpo are judged by; the reward is the weighted sum", f"{in_words([*REWARDS, 'module:function'])}, "
+        'an object with weight and settings, or a list of these')
+    group: int | None = option("Answers of grpo to each prompt", "a whole number, 2 or more", ge=2, le=MOST)
+    answer_tokens: Count | None = option("The most tokens of an answer of grpo, by default half of the context", "a whole number, 1 or more")
+    temperature: float | None = option("Temperature at which grpo draws answers", "a number above 0", gt=0)
+    scale_rewards: bool | None = option("Whether grpo divides by the deviation of a group's rewards, by default unless the loss is dr_grpo", "true or false")
+    clip: float | None = option("How far below 1 grpo's ratio of probabilities counts", "a number above 0 and below 1", gt=0, lt=1)
+    clip_high: float | None = option("How far above 1 it counts, by default as far as below", "a number above 0", gt=0)
+    kl: float | None = option("Weight of the divergence of grpo from the model at the stage's start", "a number, 0 or more", ge=0)
+    updates: Count | None = option("Updates of the weights with each batch of answers of grpo", "a whole number, 1 or more")
     settings: dict[str, Any] | None = option("Settings of an installed package's objective", "an object")
 
     @classmethod
@@ -363,8 +415,24 @@ class Objective(Part):
             takes = [*OBJECTIVES[name].takes] if name in OBJECTIVES else ["settings"]
             yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
                         for key in (*OBJECTIVE_SETTINGS, "settings") if key in given and key not in takes)
+        losses = {"dpo": ("sigmoid", "ipo", "hinge"), "grpo": ("grpo", "dr_grpo", "dapo")}.get(str(name))
+        if losses and given.get("loss") not in (None, *losses):
+            yield "loss", f"found {given['loss']} with {name}, allowed: {in_words([*losses])}"
         if given.get("loss") in ("ipo", "hinge") and given.get("label_smoothing"):
             yield "label_smoothing", f"found it with the loss {given['loss']}, allowed: with sigmoid"
+
+
+class Adapter(Part):
+    """Small matrices beside linear layers, which alone are trained in a stage, and merged into the weights at its end."""
+
+    short_forms: ClassVar[dict[type, str]] = {str: "kind"}
+
+    kind: AdapterKind = Field(title="Kind", description=in_words([*ADAPTERS]))
+    rank: Count | None = option("Rank of what is added to a weight", "a whole number, 1 or more")
+    alpha: float | None = option("What is added is scaled by alpha / rank, with rslora by alpha / sqrt(rank)", "a number above 0", gt=0)
+    dropout: float | None = option("Share of the adapter's inputs that is dropped in training", "a number from 0 to below 1", ge=0, lt=1)
+    targets: AdapterTargets | None = option("Linear layers that have one", f'{in_words([*ADAPTER_TARGETS])}, or a list of patterns over the names of layers, '
+                                            'such as ["blocks.*.mlp.*"]')
 
 
 class Shuffle(Part):
@@ -454,6 +522,8 @@ class Overrides(Part):
     early_stopping: EarlyStopping | None = option("End the stage when the validation loss does not improve", '{"patience": ..., "min_delta": ...}')
     objective: Objective | None = option("What is minimised", f"{', '.join(OBJECTIVES)}, or one that an installed package offers, "
                                          'or {"name": ...} with settings')
+    adapter: Adapter | None = option("Adapter that is trained instead of the weights", f'{", ".join(ADAPTERS)}, or {{"kind": ..., "rank": ..., "alpha": ..., '
+                                     '"targets": ..., "dropout": ...}')
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -475,6 +545,8 @@ class Overrides(Part):
             if fraction == 0:
                 found = PLATEAU if key == "lr_schedule" else "it"
                 yield key, f"found {found} beside a validation fraction of 0, allowed: a fraction above 0, a split or a dataset"
+        if "adapter" in given and "freeze" in given:
+            yield "freeze", "found it beside adapter, allowed: one of them; with an adapter nothing else is trained"
         evaluate = given.get("evaluate")
         for name in evaluate if isinstance(evaluate, dict) else ():
             if not re.fullmatch(STAGE_NAME, name) or name.lower() in KEPT_SETS:
@@ -720,7 +792,7 @@ def plan_schema() -> dict[str, Any]:
     for part in parts.values():
         part["properties"] = {key: _with_short_numbers(field) for key, field in part["properties"].items()}
     parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
-    for part in (SourceSpec, LrSchedule, Optimizer, Objective, Validation):
+    for part in (SourceSpec, LrSchedule, Optimizer, Reward, Objective, Adapter, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
     parts["EvaluatedSet"] = {"anyOf": [{"type": "string", "minLength": 1}, parts["EvaluatedSet"]]}

@@ -158,13 +158,16 @@ class Settings(Options):
         return found
 
     def check_trust(self, plan: Plan) -> None:
-        """Refuse a plan that names the class of an optimizer: code is run only where it was typed, or is trusted; raises UserError."""
+        """Refuse a plan that names the class of an optimizer or a reward's function: code is run only where it was typed, or trusted; raises UserError."""
         found = [] if self.trusted else [
             (stage.name, name) for stage in plan.stages
             for name in (stage.optimizer and stage.optimizer.name, *(rule.kind for rule in stage.optimizer_rules or ())) if name and CODE.fullmatch(name)]
         if found and not all(self.optimizer == name and "optimizer" in self.explicit for _, name in found):
             raise UserError(f"stage '{found[0][0]}': has the optimizer {found[0][1]}, and code that a file names is run only if it is trusted: add "
                             f"--trust-config, or type --optimizer {found[0][1]} yourself.")
+        rewards = ((stage.name, one.name) for stage in plan.stages for one in (stage.objective and stage.objective.rewards) or () if CODE.fullmatch(one.name))
+        if not self.trusted and (code := next(rewards, None)):
+            raise UserError(f"stage '{code[0]}': has the reward {code[1]}, and code that a file names is run only if it is trusted: add --trust-config.")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; the names of the typed flags are under `given`, as in the files of all versions."""
@@ -205,6 +208,21 @@ def settings_from_json(values: dict[str, Any]) -> Settings:
 
 
 @dataclass(frozen=True)
+class AdapterSettings:
+    """The adapter of a stage: `kind` is a key of :data:`lmplay.plan.names.ADAPTERS`, `targets` one of :data:`lmplay.plan.names.ADAPTER_TARGETS`, or patterns
+    over the names of layers.
+
+    On all linear layers, as Dettmers et al. 2023, "QLoRA", found that an adapter on those of attention alone stays behind training all weights.
+    """
+
+    kind: str
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | list[str] = "all"
+
+
+@dataclass(frozen=True)
 class StageSettings:
     """The settings of one stage.
 
@@ -215,7 +233,8 @@ class StageSettings:
     `patience` the validations without an improvement after which the stage ends (None = never), and `min_delta` the smallest drop of the validation loss, in
     nats a token, that counts as one. `warmup` is in optimizer steps, or, below 1, a fraction of the stage (0 = off). `betas`, `eps` and `momentum` are the
     optimizer's (None = its own), `optimizer_settings` other arguments of its class, `optimizer_rules` the plan's `$optimizer`, and `ema` the decay
-    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class.
+    of the average of the weights (0 = none). `objective_settings` are the arguments of the objective's class. `adapter` is what is trained
+    instead of the weights.
     """
 
     batch_size: int
@@ -241,6 +260,7 @@ class StageSettings:
     batch_size_schedule: Chain | None = None
     context_len_schedule: Chain | None = None
     objective_settings: dict[str, Any] = field(default_factory=dict)
+    adapter: AdapterSettings | None = None
 
     @property
     def smallest_batch(self) -> int:
@@ -290,7 +310,16 @@ def resolve_stage(settings: Settings, stage: Stage, model_context_len: int, begu
         None if judged == "all" else int(judged), planned is None and "validation_samples" not in settings.explicit,
         stopping.patience if stopping else None, stopping.min_delta if stopping else 0.0, stage.objective.name if stage.objective else DEFAULT_OBJECTIVE,
         _warmup(settings, stage), *_optimizer(settings, stage, begun_with), tuple(stage.optimizer_rules or ()), settings.ema, decay,
-        chains["batch_size"], chains["context_len"], _objective_settings(stage))
+        chains["batch_size"], chains["context_len"], _objective_settings(stage), adapter_of(stage))
+
+
+def adapter_of(stage: Stage) -> AdapterSettings | None:
+    """Give the adapter of a stage with its defaults; alpha is twice the rank."""
+    if stage.adapter is None:
+        return None
+    said = stage.adapter.model_dump(exclude_none=True)
+    rank = said.get("rank", AdapterSettings.rank)
+    return AdapterSettings(**{**said, "alpha": float(said.get("alpha", 2 * rank))})
 
 
 def _objective_settings(stage: Stage) -> dict[str, Any]:
@@ -298,7 +327,8 @@ def _objective_settings(stage: Stage) -> dict[str, Any]:
     own = stage.objective
     if own is None or own.name not in OBJECTIVES:
         return dict(own.settings or {}) if own is not None else {}
-    return {key: default if getattr(own, key) is None else getattr(own, key) for key, default in OBJECTIVES[own.name].takes.items()}
+    found = {key: default if getattr(own, key) is None else getattr(own, key) for key, default in OBJECTIVES[own.name].takes.items()}
+    return found if own.rewards is None else {**found, "rewards": [reward.to_spec() for reward in own.rewards]}
 
 
 def _warmup(settings: Settings, stage: Stage) -> float:

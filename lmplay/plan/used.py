@@ -41,7 +41,7 @@ def stage_settings(stage: Stage, used: StageSettings) -> dict[str, Any]:
         if (chain := getattr(used, f"{key}_schedule")) is not None:
             values[key] = chain.in_words()
     values["optimizer_rules"] = said.get("optimizer_rules")
-    values = {key: value for key, value in values.items() if value or key not in ("optimizer_rules", "optimizer_settings", "objective_settings")}
+    values = {key: value for key, value in values.items() if value or key not in ("optimizer_rules", "optimizer_settings", "objective_settings", "adapter")}
     row = optimizer_row(used.optimizer)
     unsaid = {**dict.fromkeys(OPTIMIZER_SETTINGS), **row.takes, "weight_decay": row.weight_decay}
     values |= {name: value for name, value in unsaid.items() if values[name] is None}

@@ -17,6 +17,7 @@ from ..data.stage import StageData
 from ..data.stream import SampleStream, describe_losses, describe_skipped, nothing_to_train_on
 from ..device.memory import peak_memory, wait_for
 from ..device.model import DeviceModel
+from ..engine.adapting import in_words, tried
 from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import Outline, check_all, freeze, make_model
 from ..engine.run import OpenStage
@@ -27,7 +28,8 @@ from ..optim.optimizers import optimizers_of
 from ..optim.set import OptimizerSet
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan, Stage
-from ..plan.settings import Settings, StageSettings
+from ..plan.settings import AdapterSettings, Settings, StageSettings
+from .check_answers import write_some
 from .check_sets import check_sets
 from .show import StageView, sample_as_json
 
@@ -106,7 +108,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
 
     runtime, ahead, opened = check_all(settings, plan, from_the_start, say, faults or Faults())
     settings = ahead.settings
-    model, device_model, optimizers = make_model(ahead, runtime, opened.values(), say, say)
+    model, device_model, optimizers = make_model(ahead.without_adapter(), runtime, opened.values(), say, say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)
     module, tokenizer, timer = model.module, model.tokenizer, Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
@@ -132,12 +134,21 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: T
         if measured.whole:
             raise nothing_to_train_on(stage.stage.name, measured.skipped)
         raise UserError(f"stage '{stage.stage.name}': no sample could be read within {_SAMPLE_SECONDS:g} s ({describe_skipped(measured.skipped)}).")
-    freeze(model.raw, stage.stage, settings)
-    timer.use(stage.settings)
-    timer.time(stage.objective, measured.first)
+    with tried(model.raw, stage.settings):
+        freeze(model.raw, stage.stage, settings)
+        timer.use(stage.settings)
+        answers, writing = None, stage.objective.writing
+        if writing is not None:
+            answers = write_some(stage, model, view.tokenizer, settings.seed, grouping, measured.first)
+        timer.time(stage.objective, answers.batch if answers is not None else measured.first)
+        trained = {"adapter": in_words(stage.settings.adapter, model.raw)} if stage.settings.adapter is not None else {}
     estimate = _estimate(stage, measured, timer)
+    if answers is not None and writing is not None and estimate["steps"] is not None:
+        seconds = answers.seconds + writing.updates * timer.seconds_per_slot * answers.slots
+        estimate |= {"seconds": estimate["steps"] * writing.updates * timer.seconds_per_update + estimate["samples"] * seconds,
+                     "tokens": round(estimate["samples"] * answers.tokens), "tokens_error": 0.0}
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
-    return {**estimate, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
+    return {**estimate, **trained, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN if sample.rejected is None else None)
                               for _, sample in sorted(measured.first_samples.items())]}
 
@@ -228,11 +239,13 @@ class Timer:
 
     def __init__(self, model: DeviceModel, optimizers: OptimizerSet):
         self.model, self._optimizers = model, optimizers
+        self._adapter: AdapterSettings | None = None
         self.seconds_per_slot = self.seconds_per_update = 0.0
 
     def use(self, stage: StageSettings) -> None:
         """Time the updates of a stage's optimizer from here on."""
-        if self._optimizers.kind != stage.optimizer:
+        if self._optimizers.kind != stage.optimizer or stage.adapter is not None or self._adapter is not None:
+            self._adapter = stage.adapter
             self._optimizers = optimizers_of(stage, self.model.raw)
 
     def time(self, objective: Objective, batch: TrainBatch) -> None:

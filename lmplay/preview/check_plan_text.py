@@ -30,11 +30,13 @@ def to_text(found: dict[str, Any]) -> str:
 def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each line about a stage."""
     yield from (("reads", line) for line in stage["reads"])
+    if "adapter" in stage:
+        yield "trains", stage["adapter"]
     whole = stage["samples"] == stage["samples_looked_at"]
     looked = "all were looked at" if whole else f"{stage['samples_looked_at']:,} were looked at"
     yield "samples", f"{_count(stage['samples'])} ({looked}), {stage['pieces_per_sample']:.2f} pieces each, {stage['forced_cut_share']:.1%} of the cuts forced"
     if stage["cut_prompts"]:
-        yield "prompts", f"of {stage['cut_prompts']:,} of these samples the prompt does not fit in the context with what is learned: its beginning is left out"
+        yield "prompts", f"of {stage['cut_prompts']:,} of these samples the prompt does not fit in the context with what follows it: its beginning is left out"
     if stage["cut_answers"]:
         yield "answers", f"{stage['cut_answers']:,} answers of these pairs do not fit in the context behind their prompt: their end is left out"
     yield from (("rows", f"{line}, of {stage['rows_read']:,} read") for line in stage["losses"])

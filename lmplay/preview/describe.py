@@ -6,6 +6,7 @@ from collections import Counter
 
 from torch import nn
 
+from ..engine.adapting import in_words, tried
 from ..engine.model_spec import tokenizer_name
 from ..engine.opening import Outline, outline
 from ..exp import get_experiment, own_defaults
@@ -26,7 +27,12 @@ def describe(settings: Settings, plan: Plan) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     works = {stage.name: ahead.stage_settings(stage) for stage in plan.stages}
-    states = {work.optimizer: optimizers_of(work, model).state_bytes() for work in works.values()}
+    states, adapters = dict[str, int](), dict[str, str]()
+    for name, work in works.items():
+        with tried(model, work):
+            states[work.optimizer if work.adapter is None else f"{work.optimizer} in {name}"] = optimizers_of(work, model).state_bytes()
+            if work.adapter is not None:
+                adapters[name] = in_words(work.adapter, model)
     origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
     used = {**own_defaults(get_experiment(spec.experiment)), **spec.args}
     lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}",
@@ -35,13 +41,15 @@ def describe(settings: Settings, plan: Plan) -> str:
     lines += [f"  {'all':<24}{total:>15,}", "", "memory"]
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in
               (("weights", n_bytes), ("gradients", n_bytes), *((f"state of {kind}", state) for kind, state in states.items()))]
+    lines += ["", "adapters", *(f"  {name}: {said}" for name, said in adapters.items())] if adapters else []
     lines += ["", "a step"]
     for name, work in works.items():
         tokens = work.batch_size * work.context_len
         # For each token 2 operations a weight in the forward pass and 4 in the backward pass, and 12 * layers * width * length for attention
         # (Chowdhery et al. 2022, "PaLM", appendix B).
         attention = 12 * spec.args.get("num_blocks", 0) * spec.args.get("embed_dim", 0) * work.context_len
-        flops = tokens * (6 * (total - _lookup_only(model)) + attention)
+        # The gradients of weights, 2 of the 4, are those of the adapter alone, where there is one.
+        flops = tokens * ((6 if work.adapter is None else 4) * (total - _lookup_only(model)) + attention)
         mini_batches = "as many as it takes" if settings.mini_batch_size == "auto" else -(-work.batch_size // settings.first_mini_batch)
         lines.append(f"  {name}: {work.batch_size} pieces of at most {work.context_len} tokens in {mini_batches} mini-batches, "
                      f"at most {tokens:,} tokens, {flops / 1e12:,.2f} TFLOP")

@@ -21,6 +21,7 @@ from ..engine.run import OpenStage
 from ..engine.step import train_step
 from ..errors import Faults, UserError
 from ..files import check_folder
+from ..modules.adapters import add_adapter, choose_layers
 from ..optim.optimizers import optimizers_of
 from ..optim.schedules import warmup_factor
 from ..plan.curriculum import StageState
@@ -73,8 +74,10 @@ def find_lr(settings: Settings, plan: Plan, path: Path, say: Callable[[str], Non
     check_folder(path.parent, "folder of --find-lr")
     runtime, ahead, opened = check_all(settings, plan, lambda ahead: [(ahead.plan.stages[0], StageState(ahead.plan.stages[0].name))], say, Faults())
     stage = next(iter(opened.values()))
-    model, device_model, _ = make_model(ahead, runtime, [stage], say, say)
+    model, device_model, _ = make_model(ahead.without_adapter(), runtime, [stage], say, say)
     batches = _first_batches(ahead.settings, stage, StageView(ahead.settings, stage, model.tokenizer), device_model)
+    if (adapter := stage.settings.adapter) is not None:
+        add_adapter(device_model.raw, adapter, choose_layers(device_model.raw, adapter))
     freeze(device_model.raw, stage.stage, ahead.settings)
     fresh = {name: value.detach().clone() for name, value in device_model.raw.state_dict().items()}
 
@@ -170,7 +173,10 @@ def draw(runs: Sequence[ShortRun], suggested: float | None) -> Figure:
 
 
 def _first_batches(settings: Settings, stage: OpenStage, view: StageView, model: DeviceModel) -> list[TrainBatch]:
-    """Make the first batches of a stage; raises UserError where there are too few."""
+    """Make the first batches of a stage; raises UserError where there are too few, and where the model writes what it learns from."""
+    if stage.objective.writing is not None:
+        raise UserError(f"--find-lr: stage '{stage.stage.name}' learns from answers that the model writes, of which a short run says little; give lr in the "
+                        "plan.")
     context_len = stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))
     made = Batches(stage, view.cutter, grouping, lambda: settings.token_budget(context_len), workers=0, accuracy_pieces=0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.base import base_file
 from ..checkpoints.format import read, tensor_bytes, verify
 from ..errors import printable
 from ..plan.options import FLAGS
 from ..plan.settings import Settings
+from ..words import counted
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
 
@@ -19,7 +21,7 @@ def inspect(path: Path) -> dict[str, Any]:
                               "format": content["format"], "versions": content.get("versions", {})}
     parts = {name: part for name, part in content.items() if isinstance(part, dict) and "state" in part}
     if "model" in parts:
-        result["model"] = _model(parts["model"])
+        result["model"] = _model(parts["model"], path)
     if "curriculum" in parts and "runner" in parts:
         result["stages"] = _stages(parts["curriculum"], parts["runner"]["state"].get("step_stats", {}))
     if "runner" in parts:
@@ -39,6 +41,9 @@ def to_text(found: dict[str, Any]) -> str:
     if "model" in found:
         model = found["model"]
         lines.append(f"model       {model['experiment']}: {model['parameters']:,} parameters, {_pairs(model['args'])}")
+        if (adapter := model.get("adapter")) is not None:
+            lines.append(f"adapter     {adapter['kind']}, rank {adapter['rank']}, alpha {adapter['alpha']:g}, on {counted(adapter['layers'], 'layer')}; "
+                         f"the weights below it are in {adapter['base']} ({adapter['base_is']})")
         lines.append(f"tokenizer   {model['tokenizer']}")
     if "run" in found:
         lines += [f"trained     {_in_words(found['run'])}", f"            in {found['run']['seconds']:,.0f} s, resumed {found['run']['resumes']} times"]
@@ -50,11 +55,15 @@ def to_text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))  # a stranger's file may hold what moves the cursor
 
 
-def _model(part: dict[str, Any]) -> dict[str, Any]:
-    """Describe the model; a weight that two modules share counts once."""
+def _model(part: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Describe the model; a weight that two modules share counts once. Of one with an adapter the file has that alone."""
     built = part["state_args"]
     weights = {tensor.untyped_storage().data_ptr(): tensor.numel() for tensor in part["state"].values()}
-    return {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
+    found = {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
+    if (adapter := built.get("adapter")) is None:
+        return found
+    base = base_file(path, adapter["base"])
+    return {**found, "adapter": {**adapter, "layers": len(adapter["layers"]), "base": str(base), "base_is": "there" if base.exists() else "gone"}}
 
 
 def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, islice
 from typing import Any
@@ -37,6 +38,7 @@ class StageView:
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
+        self.writes = opened.objective.writing
         self.context_len, self._opened, self._steps = opened.settings.context_len, opened, opened.stage.steps
         self.cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
         self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=self.cutter)
@@ -139,6 +141,11 @@ def _counts(piece: Piece) -> dict[str, Any]:
 def sample_as_json(view: StageView, sample: Sample, most: int | None = None) -> dict[str, Any]:
     """Describe a sample and its pieces by plain values; with `most`, only that many of the first pieces."""
     pieces = view.prepare(sample)
+    if view.writes:
+        given = [replace(piece, tokens=piece.tokens[:piece.n_prompt]) for piece in pieces]
+        return {"stage": view.name, **view.origin(sample), "context_len": view.context_len, "n_pieces": len(pieces), "answer": sample.truth,
+                "pieces": [{"prompt_tokens": piece.n_prompt, "answer_tokens": view.writes.limit(view.context_len), "spans": _spans(piece, view.tokenizer),
+                            "ids": piece.tokens.tolist()} for piece in given]}
     return {"stage": view.name, **view.origin(sample), "context_len": view.context_len, "n_pieces": len(pieces),
             "pieces": [{**_counts(piece), "spans": _spans(piece, view.tokenizer), "ids": piece.tokens.tolist()} for piece in pieces[:most]]}
 
@@ -154,17 +161,28 @@ def sample_in_words(title: str, sample: dict[str, Any]) -> Iterator[str]:
     """Write the result of :func:`sample_as_json` as lines below a title: its pieces, each with what is given (grey on a terminal) and what is learned."""
     yield f"== {title}, stage {sample['stage']}: {sample['place']}"
     for piece in sample["pieces"]:
+        if "answer_tokens" in piece:
+            yield (f"-- task: prompt {piece['prompt_tokens']} of at most {sample['context_len']} tokens, behind which the model writes answers of at most "
+                   f"{piece['answer_tokens']}")
+            yield from _spans_in_words(piece["spans"])
+            yield from _spans_in_words([{"text": sample["answer"], "learned": True, "end": False}], "judged by")
+            continue
         what = f"{piece['answer']} answer" if "answer" in piece else f"piece {piece['piece']} of {sample['n_pieces']}"
         yield (f"-- {what}: prompt {piece['prompt_tokens']} + truth {piece['truth_tokens']} = {len(piece['ids'])} "
                f"of at most {sample['context_len']} tokens, {piece['learned_tokens']} learned, ends at {_ENDS[piece['ends_at']]}")
-        for learned, spans in groupby(piece["spans"], key=lambda span: span["learned"]):
-            text = "".join(_END_SIGN if span["end"] else span["text"] for span in spans).translate(_PICTURES)
-            lines = text.replace("\n", "⏎\n").removesuffix("\n").split("\n")
-            for line, head in zip(lines, ["learned" if learned else "given", *[""] * len(lines)], strict=False):
-                yield f"{head:>9} │ {line if learned else _grey(line)}"
+        yield from _spans_in_words(piece["spans"])
     if sample["n_pieces"] > len(sample["pieces"]):
         yield f"-- and {sample['n_pieces'] - len(sample['pieces']):,} more pieces"
     yield ""
+
+
+def _spans_in_words(spans: list[dict[str, Any]], name: str = "learned") -> Iterator[str]:
+    """Write spans as lines: what is given, and what is learned, under another `name` if that is another."""
+    for learned, group in groupby(spans, key=lambda span: span["learned"]):
+        text = "".join(_END_SIGN if span["end"] else span["text"] for span in group).translate(_PICTURES)
+        lines = text.replace("\n", "⏎\n").removesuffix("\n").split("\n")
+        for line, head in zip(lines, [name if learned else "given", *[""] * len(lines)], strict=False):
+            yield f"{head:>9} │ {line if learned else _grey(line)}"
 
 
 def _batch_in_words(view: StageView, number: int, batch: Batch) -> str:

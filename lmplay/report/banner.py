@@ -49,7 +49,8 @@ def stage_lines(stage: StageStart) -> list[str]:
     rows = " + ".join(f"{name} ({rows_in_words(count, stage.held_out[name])})" for name, count in stage.rows.items())
     lines = [f"\n== stage {stage.name}: {rows}", *(f"   reads {line}" for line in stage.reads),
              f"   batch {stage.batch_size}, context {stage.context_len}, lr {stage.lr:g} {stage.schedule}"
-             + (f", {counted(stage.frozen, 'tensor')} frozen" if stage.frozen else "")]
+             + (f", {counted(stage.frozen, 'tensor')} frozen" if stage.frozen and not stage.adapter else ""),
+             *([f"   {stage.adapter}"] if stage.adapter else [])]
     if stage.floor is not None:
         lines.append(f"   floor: {stage.floor:.3f} nats per token, {stage.floor_bits:.3f} bits per byte: no model can do better on this text")
     if not stage.has_validation:

@@ -1,19 +1,22 @@
-"""Completions while training (`--sample-prompts`): at each validation the model continues the same prompts.  Report floor.
+"""Texts while training: at each validation the model continues the same prompts (`--sample-prompts`).  Report floor.
 
 NAME_samples.jsonl has a JSON object per line: step, samples, stage, prompt, text; where the prompt's file has the truth behind a tab, also truth and
-edit_accuracy.  On a resume, lines after the checkpoint's step are removed.
+edit_accuracy. Where an objective lets the model answer prompts of its data, the first answers of a validation are there too, with truth and reward.
+On a resume, lines after the checkpoint's step are removed.
 """
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from ..data.continuation import Piece
 from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
@@ -25,6 +28,7 @@ from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 
 _AT_ONCE = 16  # prompts in a batch
+_ANSWERS = 6  # of a validation, that are kept
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -63,6 +67,7 @@ class CompletionWriter:
     temperature: float = 0.8
     newest: float = -1
     """The step of the newest lines."""
+    _judged: float = -1  # that of the newest answers
     _warned: bool = False
 
     def begin(self, step: float) -> list[dict[str, Any]]:
@@ -76,7 +81,10 @@ class CompletionWriter:
                 if step and row["step"] <= step:
                     kept.append(line)
                     rows.append(row)
-                    self.newest = row["step"]
+                    if "reward" in row:
+                        self._judged = row["step"]
+                    else:
+                        self.newest = row["step"]
         try:
             write_text(self.path, "".join(f"{line}\n" for line in kept))
         except OSError as error:
@@ -122,8 +130,19 @@ class CompletionWriter:
         if not texts:
             return []
         self.newest = progress.step
-        rows: list[dict[str, Any]] = [{"step": progress.step, "samples": progress.samples, "stage": stage, **_compared(line, text)}
-                                      for line, text in zip(self._lines(), texts, strict=True)]
+        return self._append([_compared(line, text) for line, text in zip(self._lines(), texts, strict=True)], progress, stage)
+
+    def keep_answers(self, answers: Iterable[tuple[Piece, float]], progress: Progress, stage: str) -> list[dict[str, Any]]:
+        """Append the first of the answers that the model has written in a validation, with their rewards, once a step; returns the rows."""
+        if progress.step == self._judged:
+            return []
+        self._judged = progress.step
+        return self._append([{"prompt": piece.sample.prompt.strip(), "text": piece.truth, "truth": piece.sample.truth, "reward": reward}
+                             for piece, reward in islice(answers, _ANSWERS)], progress, stage)
+
+    def _append(self, written: list[dict[str, Any]], progress: Progress, stage: str) -> list[dict[str, Any]]:
+        """Append rows to the file; one that cannot be written is one warning."""
+        rows = [{"step": progress.step, "samples": progress.samples, "stage": stage, **row} for row in written]
         try:
             check_is_file(self.path)
             with open(self.path, "ab", opener=no_link) as file:

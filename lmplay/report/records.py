@@ -88,6 +88,7 @@ class StageStart:
     and bits per byte (None = unknown). `validation_samples` are those of a validation (None = all held-out ones). `to_come` are samples, tokens and steps of
     the stages after this one (None = unknown). `saved` and `validated` say in words when that will be done; `warnings` are about what never will. `reads` are
     lines: which columns are read as what, and which files. `sets` are lines: the named sets, how long they are, and when the model is judged by them.
+    `adapter` says what is trained and what is frozen where that is an adapter.
     """
 
     name: str
@@ -111,6 +112,7 @@ class StageStart:
     warnings: list[str]
     reads: Sequence[str] = ()
     sets: Sequence[str] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,8 @@ class ValidationDone:
     loss: float
     standard_error: float | None
     bits_per_byte: float | None
-    accuracy: float
-    edit_accuracy: float
+    accuracy: float | None
+    edit_accuracy: float | None
     written_accuracy: float | None
     floor: float | None
     prompt: str

@@ -69,7 +69,7 @@ class Report:
         self._console.say("\n".join(stage_lines(stage)), "stage", stage=stage.name, samples=stage.progress.samples, of=stage.total, rows=stage.rows,
                           held_out_rows=stage.held_out, reads=list(stage.reads), batch_size=stage.batch_size, context_len=stage.context_len, lr=stage.lr,
                           lr_schedule=stage.schedule, frozen=stage.frozen, floor=stage.floor, validation=stage.has_validation, saved=stage.saved,
-                          validated=stage.validated, sets=list(stage.sets))
+                          validated=stage.validated, sets=list(stage.sets), adapter=stage.adapter)
         for warning in stage.warnings:
             self.say(f"WARNING: {warning}")
         self._last_line = time.monotonic()
@@ -104,12 +104,13 @@ class Report:
         """Show a validation: its figures, also in the progress line, and an example."""
         self._progress.validation = found.loss
         error = f" ± {found.standard_error:.3f}" if found.standard_error is not None else ""
+        words = f", word accuracy {found.accuracy:.1%} (by edit distance {found.edit_accuracy or 0.0:.1%})" if found.accuracy is not None else ""
         lines = [f"{'final validation' if found.final else 'validation'}: loss {found.loss:.3f}{error}"
                  + (" nats per token" if found.bits_per_byte is not None else "")  # else the loss is not one of tokens
                  + (f", {found.bits_per_byte:.3f} bits per byte" if found.bits_per_byte is not None else "")
                  + "".join(f", {title} {value:.1%}" if unit == "share" else f", {title} {value:.3f} {unit}".rstrip()
                            for title, value, unit in found.own.values())
-                 + f", word accuracy {found.accuracy:.1%} (by edit distance {found.edit_accuracy:.1%})"
+                 + words
                  + (f", of texts that the model writes {found.written_accuracy:.1%}" if found.written_accuracy is not None else "")
                  + (f", floor of these samples {found.floor:.3f}" if found.floor is not None else "")]
         parts = (("Prompt", found.prompt), ("Truth", found.truth), ("Predicted", found.predicted))

@@ -59,10 +59,10 @@ class ContinuousBatch:
         """
         self._fresh.append(_Text(name, [*prompt], max(0, len(prompt) - self._context_len), sampling, torch.Generator().manual_seed(seed)))
 
-    def remove(self, name: Hashable) -> None:
-        """End a text; one that is not there is no fault."""
-        self._fresh = [text for text in self._fresh if text.name != name]
-        self._keep([text for text in self._texts if text.name != name])
+    def remove(self, *names: Hashable) -> None:
+        """End texts; one that is not there is no fault."""
+        self._fresh = [text for text in self._fresh if text.name not in names]
+        self._keep([text for text in self._texts if text.name not in names])
 
     def step(self) -> dict[Hashable, int | None]:
         """Write the next token of each text; None for a text that its end token ends, which is no longer there then."""

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from answers import pieces_of_answers
 from pairs import pieces_of_pairs
 from torch import nn
 
@@ -157,3 +158,53 @@ def test_orpo():
     torch.testing.assert_close(found, losses, **TOLERANCE)
     torch.testing.assert_close(our_rewards.detach(), torch.stack([reward.detach() for reward in rewards], 1), **TOLERANCE)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), answers.log_probs_P2)[0], expected, **TOLERANCE)
+
+
+def as_grpo_has_it(pieces):
+    """The pieces as TRL's: prompts padded on the left, answers on the right."""
+    prompt, answer = max(piece.n_prompt for piece in pieces), max(piece.n_truth for piece in pieces)
+    sizes = {"prompt_ids": prompt, "prompt_mask": prompt, "completion_ids": answer, "completion_mask": answer}
+    batch = {name: torch.zeros(len(pieces), size, dtype=torch.int64) for name, size in sizes.items()}
+    for row, piece in enumerate(pieces):
+        tokens = torch.from_numpy(piece.tokens.astype("int64"))
+        batch["prompt_ids"][row, prompt - piece.n_prompt:], batch["prompt_mask"][row, prompt - piece.n_prompt:] = tokens[:piece.n_prompt], 1
+        batch["completion_ids"][row, :piece.n_truth], batch["completion_mask"][row, :piece.n_truth] = tokens[piece.n_prompt:], 1
+    return batch
+
+
+@pytest.fixture(scope="module")
+def grpo(tmp_path_factory, tokenizer):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    arguments = GRPOConfig(**options(tmp_path_factory.mktemp("trl")), num_generations=2, per_device_train_batch_size=2, max_completion_length=40,
+                           temperature=0.8)
+    return GRPOTrainer(model=make_model(0), reward_funcs=lambda completions, **_: [0.0] * len(completions), args=arguments,
+                       train_dataset=Dataset.from_list([{"prompt": "a"}] * 2), processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(("kind", "kl", "clip_high"), [("grpo", 0.0, 0.2), ("grpo", 0.1, 0.28), ("dr_grpo", 0.0, 0.2), ("dapo", 0.05, 0.28)])
+@pytest.mark.parametrize("size", [1, 4])
+def test_grpo(grpo, kind, kl, clip_high, size):
+    model, temperature, lengths, advantages = grpo.accelerator.unwrap_model(grpo.model), grpo.temperature, [20, 4, 7, 0], [1.2, -0.7, 0.0, -0.5]
+    model.eval()
+    plain, other = pieces_of_answers(lengths, advantages), make_model(1)
+    known = []
+    with torch.no_grad():
+        for piece in plain:
+            tokens = torch.from_numpy(piece.tokens.astype("int64"))
+            now, ref = ((one(tokens[None, :-1]).logits[0, piece.n_prompt - 1:] / temperature).log_softmax(-1).gather(1, tokens[piece.n_prompt:, None])[:, 0]
+                        for one in (model, other))
+            known.append((now + torch.linspace(-0.6, 0.6, len(now)), ref))
+    pieces = pieces_of_answers(lengths, advantages, 40, *([one.numpy() for one in column] for column in zip(*known, strict=True)))
+    batch = as_grpo_has_it(pieces)
+    padded = [torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True) for column in zip(*known, strict=True)]
+    batch |= {"old_per_token_logps": padded[0], "ref_per_token_logps": padded[1], "advantages": torch.tensor(advantages),
+              "num_items_in_batch": batch["completion_mask"].sum()}
+    grpo.loss_type, grpo.beta, grpo.epsilon_low, grpo.epsilon_high = kind, kl, 0.2, clip_high
+    grpo.current_gradient_accumulation_steps = grpo.args.steps_per_generation = 1
+    loss = grpo._compute_loss(grpo.model, batch)
+    loss.backward()
+    expected = float(loss.detach()), gradients(model)
+    settings = {"loss": kind, "kl": kl, "clip_high": clip_high, "temperature": temperature}
+    same(ours("grpo", settings, model, pieces, size), expected)

@@ -104,6 +104,15 @@ def test_a_run_with_params_goes_on_and_is_repeated(folder, capsys):
     assert "was trained with --params 60000, and --params 90000 is given" in run(capsys, "--out-dir", "whole", "--params", "90k", code=2)
 
 
+def test_a_tokenizer_that_has_learned_less_than_the_size_was_chosen_for_is_told(folder, capsys):
+    said = run(capsys, "--params", "600k", "--max-steps", 1, "--tokenizer", "train:8192", code=75)
+    pattern = r"WARNING: --params 600k: the model has ([\d,]+) parameters, for its tokenizer has found no more than (\d+) tokens"
+    built, tokens = re.search(pattern, said).groups()
+    assert int(built.replace(",", "")) < 400_000
+    assert f"train:{tokens}, so that" in said
+    assert "WARNING" not in run(capsys, "--params", "60k", "--max-steps", 1, "--out-dir", "other", code=75)
+
+
 def test_a_run_for_a_time_has_the_tokens_of_it_and_keeps_them(folder, capsys, monkeypatch):
     monkeypatch.setattr(sizes_module._Stopwatch, "measure", lambda self, size: 300.0)
     said = run(capsys, "--train-for", "10s", "--out-dir", "whole")

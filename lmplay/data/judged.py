@@ -1,0 +1,28 @@
+"""What is known of an answer that the model has written.  Data floor, no torch."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rewards of an answer, and what an objective has made of them.
+
+    `rewards` are those of the plan in order, `reward` is their weighted sum. `advantage` is what it is better by than the others of its group, and `deviation`
+    that of the group's rewards; both None for an answer that is judged and not learned from. `limit` is the most tokens that it could have, and `is_cut` says
+    that it was not at its end there. Of its N tokens, `before` are the log-probabilities by the model that has written it and `reference` those by the model at
+    the stage's start, both (N,), None where the objective does not need them.
+    """
+
+    rewards: tuple[float, ...]
+    reward: float
+    limit: int
+    is_cut: bool
+    advantage: float | None = None
+    deviation: float | None = None
+    before: np.ndarray | None = None
+    reference: np.ndarray | None = None

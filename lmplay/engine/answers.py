@@ -1,0 +1,204 @@
+"""Answers that the model writes while it is trained, and what they are worth.  Engine floor.
+
+What an answer becomes is decided by the weights, the prompt, and a seed of (the run's seed, the number of the sample, the number in the group), so that a run
+that was stopped writes the same ones again.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..data.continuation import Piece
+from ..data.judged import Judged
+from ..data.permutation import hash64
+from ..data.samples import BREAK
+from ..data.sentences import Cut
+from ..device.memory import free_memory, is_out_of_memory, memory_left
+from ..device.model import DeviceModel
+from ..errors import TrainingError, UserError
+from ..objectives.grpo import Cooled
+from ..rewards.process import Rewards
+from ..tokenizer import Tokenizer
+from ..writing.continuous import ContinuousBatch
+from ..writing.packed import pack
+from ..writing.prompting import Prompting
+from ..writing.sampling import Sampling
+from .batches import Grouping
+from .evaluate import token_log_probs
+from .run import OpenStage
+
+# Texts that are written at once; when memory runs out, half as many.
+_ROWS = 64
+# Memory for weights in another order, if nobody knows how much there is.
+_UNKNOWN_BYTES = 1 << 30
+
+
+class AnswerWriter:
+    """Lets the model of a stage write answers."""
+
+    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, say: Callable[[str], None]):
+        """
+        :param seed: the run's.
+        :param grouping: makes the mini-batches in which log-probabilities are computed.
+        :param say: is told when memory runs out.
+        """
+        assert stage.objective.writing is not None
+        self._stage, self._model, self._tokenizer, self._seed, self._grouping, self._say = stage, model, tokenizer, seed, grouping, say
+        self.writing, self._context_len = stage.objective.writing, stage.settings.context_len
+        self._limit, self._rows = self.writing.limit(self._context_len), _ROWS
+        self._rewards = Rewards(self.writing.rewards)
+        self.close = self._rewards.close
+        forms = stage.data.forms()
+        chats = [form["chat"] for form in forms if form["form"] == "chat"]
+        prompting = Prompting(tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
+        self._ends, self._stops = prompting.ends, prompting.stop_texts
+        self.reference: DeviceModel | None = None
+        """The model as it was at the start of the stage, where the objective compares with it."""
+
+    def write_groups(self, pieces: Sequence[Piece], first: int, token_budget: int, interrupted: Callable[[], bool]) -> list[Piece] | None:
+        """Write a group of answers to each prompt, and judge them.
+
+        :param pieces: of the prompts.
+        :param first: the number of the first of these samples in the run.
+        :param token_budget: of the mini-batches in which log-probabilities are computed.
+        :param interrupted: asked before each token.
+        :return: a piece for each answer, those of a group in a row; None when interrupted.
+        :raises UserError: when a reward fails.
+        """
+        group, seed = self.writing.group, self._seed
+        prompts = [piece for piece in pieces for _ in range(group)]
+        seeds = [hash64(seed, first + number, member) >> 1 for number in range(len(pieces)) for member in range(group)]
+        written = self._write(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
+        if written is None:
+            return None
+        found = self._judge(prompts, written)
+        for begin in range(0, len(found), group):
+            judged = [one for piece in found[begin:begin + group] if (one := piece.judged)]
+            advantages, deviation = self._stage.objective.advantages([one.reward for one in judged])
+            found[begin:begin + group] = [
+                replace(piece, last=number == group - 1, judged=replace(one, advantage=advantage, deviation=deviation))
+                for number, (piece, one, advantage) in enumerate(zip(found[begin:begin + group], judged, advantages, strict=True))]
+        if self.reference is not None:
+            found = self._with_log_probs(found, self.reference, "reference", token_budget)
+        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", token_budget)
+
+    def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
+        """Write an answer to each prompt, always the most probable token, and judge them; None when interrupted."""
+        prompts = [unit[0] for unit in units]
+        written = self._write(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
+        return None if written is None else [[piece] for piece in self._judge(prompts, written)]
+
+    def _write(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
+        """Write a text behind each prompt; gives the token ids, the one that ends a text too."""
+        raw, device = self._model.raw, self._model.runtime.device
+        was_training = raw.training
+        try:
+            while True:
+                try:
+                    return self._write_at_once(prompts, seeds, sampling, interrupted)
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    if self._rows == 1:
+                        raise TrainingError("out of memory with one answer that is written; the last checkpoint is whole. A smaller answer_tokens, "
+                                            "--context-len or model may help.") from error
+                self._rows //= 2
+                free_memory(device)
+                self._say(f"out of memory: from here on {self._rows} answers are written at once")
+        finally:
+            raw.train(was_training)
+
+    def _write_at_once(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
+        """See :meth:`_write`: a text begins as soon as another ends."""
+        runtime = self._model.runtime
+        texts: list[list[int]] = [[] for _ in prompts]
+        limits = [self._limit_of(piece) for piece in prompts]
+        left = memory_left(runtime.device)
+        model = pack(self._model.raw, min(self._rows, len(prompts)), _UNKNOWN_BYTES if left is None else left // 2)
+        batch, begun = ContinuousBatch(model, (), self._context_len), 0
+        with nullcontext() if runtime.device.type == "cpu" else runtime.autocast():
+            while True:
+                for number in range(begun, min(len(prompts), begun + self._rows - len(batch))):
+                    batch.add(number, prompts[number].tokens[:prompts[number].n_prompt].tolist(), sampling, seeds[number])
+                    begun += 1
+                if not len(batch):
+                    return texts
+                if interrupted():
+                    return None
+                over = []
+                for name, token in batch.step().items():
+                    number = int(str(name))
+                    assert token is not None
+                    texts[number].append(token)
+                    if token in self._ends or len(texts[number]) == limits[number]:
+                        over.append(number)
+                if over:
+                    batch.remove(*over)
+
+    def _limit_of(self, prompt: Piece) -> int:
+        """Give the most tokens of an answer to a prompt."""
+        return min(self._limit, self._context_len - prompt.n_prompt)
+
+    def _judge(self, prompts: Sequence[Piece], written: Sequence[list[int]]) -> list[Piece]:
+        """Make pieces of what was written, with its rewards."""
+        said = [self._decode(ids) for ids in written]
+        asked = [{"text": text, "answer": piece.sample.truth, "prompt": piece.sample.prompt.removesuffix(BREAK)}
+                 for text, piece in zip(said, prompts, strict=True)]
+        try:
+            rewards = self._rewards.judge(asked)
+        except UserError as error:
+            raise UserError(*(f"stage '{self._stage.stage.name}': {fault}" for fault in error.faults)) from None
+        weights = [float(reward.get("weight", 1.0)) for reward in self.writing.rewards]
+        empty = np.zeros(0, dtype=np.int64)
+        found = []
+        for prompt, ids, text, each in zip(prompts, written, said, rewards, strict=True):
+            reward = sum(weight * one for weight, one in zip(weights, each, strict=True))
+            judged = Judged(tuple(each), reward, self._limit, ids[-1] not in self._ends)
+            tokens = np.concatenate([prompt.tokens[:prompt.n_prompt], np.array(ids, dtype=prompt.tokens.dtype)])
+            found.append(Piece(prompt.sample, tokens, prompt.n_prompt, text, Cut.END, 0, True, judged=judged, prompt_lost=prompt.prompt_lost, starts=empty,
+                               cuttable=empty.astype(bool)))
+        return found
+
+    def _decode(self, ids: list[int]) -> str:
+        """Give the text of an answer, without what ends it."""
+        text = self._tokenizer.decode(ids[:-1] if ids[-1] in self._ends else ids)
+        for stop in self._stops:
+            text = text.partition(stop)[0]
+        return text
+
+    def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str, token_budget: int) -> list[Piece]:
+        """Add the log-probabilities that a model gives to answers, under `name` of :class:`Judged`."""
+        mini_batches = self._grouping.mini_batches(pieces, token_budget)
+        found = token_log_probs(model, pieces, mini_batches, Cooled(model.head, self.writing.temperature))
+        added: list[dict[str, Any]] = [{name: one.numpy()} for one in found]
+        return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, added, strict=True) if piece.judged]
+
+
+def check_writing(stage: OpenStage, ranks: int) -> list[str]:
+    """List what keeps the model from writing answers in a stage.
+
+    :param ranks: the processes that train together.
+    """
+    writing, name, context_len = stage.objective.writing, stage.stage.name, stage.settings.context_len
+    if writing is None:
+        return []
+    faults = []
+    if writing.limit(context_len) > context_len // 2:
+        faults.append(f"stage '{name}': answer_tokens {writing.limit(context_len)}, and its context_len is {context_len}: at most half of it, "
+                      f"{context_len // 2}, so that prompts fit before them.")
+    if stage.stage.tokens is not None:
+        faults.append(f"stage '{name}': its length is in tokens, and how many the model will write is not known; give epochs, samples or steps.")
+    if ranks > 1:
+        faults.append(f"stage '{name}': {stage.settings.objective} is trained by one process, which writes the answers; start it without torchrun.")
+    rewards = Rewards(writing.rewards)
+    try:
+        rewards.open()
+    except UserError as error:
+        faults += [f"stage '{name}': {fault}" for fault in error.faults]
+    finally:
+        rewards.close()
+    return faults

@@ -1,0 +1,38 @@
+"""A softmax over some tokens of a large vocabulary, for training.  Math floor.
+
+Shapes: N positions, V vocabulary, D width, S candidates.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..modules.heads import LinearTerms
+
+
+def choose_candidates(terms: LinearTerms, targets_N: Tensor) -> tuple[LinearTerms, Tensor, Tensor]:
+    """Choose the tokens that a softmax of training is over, so that the sum over the whole vocabulary is estimated without bias.
+
+    These are the first half of `terms.candidates` ids, which are the frequent tokens where ids are in the order of frequency (as those of byte-pair encodings
+    nearly are), as many others at random, each standing for all of its kind (Horvitz and Thompson 1952, "A generalization of sampling without replacement from
+    a finite universe"), and the targets. A target always counts once for its own position; one that is not drawn counts for no other position.
+
+    :param terms: how the head computes logits; more candidates than V are an error.
+    :param targets_N: token ids, int64.
+    :return: the same for the candidates alone, the targets as numbers of candidates (N,), and the ids of the candidates (S,).
+    """
+    weight_VD, device = terms.weight_VD, targets_N.device
+    size, first = len(weight_VD), terms.candidates // 2
+    drawn = first + torch.randperm(size - first, device=device)[:terms.candidates - first].sort().values
+    ids = torch.cat([torch.arange(first, device=device), drawn])
+    place_V = torch.full((size,), -1, device=device)
+    place_V[ids] = torch.arange(len(ids), device=device)
+    own = targets_N[place_V[targets_N] < 0].unique()
+    place_V[own] = torch.arange(len(ids), len(ids) + len(own), device=device)
+    log_weights = torch.zeros(len(ids) + len(own), device=device)
+    log_weights[first:len(ids)] = math.log((size - first) / max(len(drawn), 1))
+    log_weights[len(ids):] = -math.inf
+    ids = torch.cat([ids, own])
+    return terms._replace(weight_VD=weight_VD.index_select(0, ids), log_weights=log_weights), place_V[targets_N], ids

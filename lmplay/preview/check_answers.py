@@ -1,0 +1,44 @@
+"""What it would take a model to write the answers of a stage, and to learn from them (`--check-plan`): some are written, and timed."""
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from ..device.memory import wait_for
+from ..device.model import DeviceModel
+from ..engine.answers import AnswerWriter
+from ..engine.batches import Grouping, TrainBatch
+from ..engine.run import OpenStage
+from ..tokenizer import Tokenizer
+
+# Prompts that the model answers.
+_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers to some prompts as a batch, and what each prompt takes: seconds to answer it, slots of mini-batches, tokens that are learned."""
+
+    batch: TrainBatch
+    seconds: float
+    slots: float
+    tokens: float
+
+
+def write_some(stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, batch: TrainBatch) -> Answers:
+    """Let the model answer the first prompts of a batch.
+
+    :raises UserError: when a reward fails.
+    """
+    prompts = batch.batch.pieces[:_PROMPTS]
+    with closing(AnswerWriter(stage, model, tokenizer, seed, grouping, lambda said: None)) as writer:
+        writer.write_groups(prompts[:1], 0, batch.token_budget, lambda: False)  # warms up
+        wait_for(model.runtime.device)
+        started = time.perf_counter()
+        written = writer.write_groups(prompts, 0, batch.token_budget, lambda: False)
+        wait_for(model.runtime.device)
+        seconds = time.perf_counter() - started
+    assert written is not None
+    found = replace(batch, batch=replace(batch.batch, pieces=written), mini_batches=grouping.mini_batches(written, batch.token_budget), sources=[])
+    return Answers(found, seconds / len(prompts), found.n_slots / len(prompts), found.batch.n_truth / len(prompts))

@@ -1,0 +1,75 @@
+"""Rewards: what texts are worth, and what happens when one fails."""
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lmplay.errors import UserError
+from lmplay.plan.names import REWARDS
+from lmplay.rewards.named import FUNCTIONS
+from lmplay.rewards.process import Rewards
+
+CASES = [("exact", {}, " 12 \n", "12", 1), ("exact", {}, "12.", "12", 0),
+         ("number", {}, "so 3 + 4 = 1,007.0 apples", "#### 1007", 1), ("number", {}, "none", "5", 0), ("number", {}, "5", "none", 0),
+         ("number", {}, "-5", "5", 0),
+         ("number", {}, "5 or 6", "5", 0), ("number", {}, "1" * 5000, "1", 0), ("number", {}, ".5", "0.50", 1),
+         ("regex", {"pattern": "^<a>.*</a>$"}, "<a>x\ny</a>", "", 1), ("regex", {"pattern": "b"}, "a", "", 0),
+         ("json", {}, '{"a": [1, 2.0]}', '{ "a" : [1, 2] }', 1), ("json", {}, '{"a": 1}', '{"a": 2}', 0), ("json", {}, "[1,", "x", 0),
+         ("json", {}, "[1]", "x", 1),
+         ("json", {}, "[" * 200_000, "", 0), ("length", {"least": 4}, "two words", "", 0.5), ("length", {"most": 2}, "a b c d", "", 0.5),
+         ("length", {"least": 1, "most": 2}, "a b", "", 1), ("length", {"least": 1}, "", "", 0)]
+
+
+def one(name, text="", answer="", **settings):
+    rewards = Rewards([{"name": name, "settings": settings}])
+    try:
+        return rewards.judge([{"text": text, "answer": answer, "prompt": ""}])[0][0]
+    finally:
+        rewards.close()
+
+
+@pytest.fixture(scope="module")
+def several():
+    """All rewards of the cases in one process."""
+    rewards = Rewards([{"name": name, "settings": settings} for name, settings, *_ in CASES])
+    yield rewards
+    rewards.close()
+
+
+def test_the_named_rewards(several):
+    found = several.judge([{"text": text, "answer": answer, "prompt": ""} for _, _, text, answer, _ in CASES])
+    assert [found[number][number] for number in range(len(CASES))] == [wanted for *_, wanted in CASES]
+    assert FUNCTIONS.keys() == REWARDS.keys()
+
+
+@given(st.integers(), st.text("abc ,"), st.text("abc ,"))
+def test_a_number_is_found_in_any_text(value, before, after):
+    assert FUNCTIONS["number"](f"{before} {value}{after}", f"#### {value:,}") == 1
+    assert FUNCTIONS["number"](f"{before} {value + 1}{after}", f"#### {value}") == 0
+
+
+@given(st.recursive(st.none() | st.integers(-5, 5) | st.text(max_size=3), lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=3), one,
+                                                                                                                                max_size=3)))
+def test_json_is_compared_by_value(value):
+    assert FUNCTIONS["json"](json.dumps(value, indent=3), json.dumps(value, sort_keys=True)) == 1
+
+
+def test_a_pattern_that_never_ends_is_stopped_and_the_next_text_is_judged():
+    rewards = Rewards([{"name": "regex", "settings": {"pattern": "(a+)+b"}, "seconds": 0.5}])
+    with pytest.raises(UserError, match=r"reward regex: it takes more than 0.5 s, for the text \"aaaa.* and the answer \"7\""):
+        rewards.judge([{"text": "a" * 50, "answer": "7", "prompt": ""}])
+    assert rewards.judge([{"text": "aab", "answer": "7", "prompt": ""}]) == [[1.0]]
+    rewards.close()
+
+
+def test_functions_of_other_modules_get_text_answer_and_prompt(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("import numpy\nprint('loud')\ndef score(text, answer, prompt):\n    print(text)\n"
+                                      "    return numpy.float32(len(text) + 10 * len(answer) + 100 * len(prompt))\nnothing = 3\n")
+    rewards = Rewards([{"name": "mine:score"}])
+    assert rewards.judge([{"text": "a\nb", "answer": "cd", "prompt": "e"}] * 2) == [[123.0]] * 2
+    rewards.close()
+    for name, told in (("mine:nothing", "it is int, not a function"), ("mine:other", "no attribute 'other'"), ("never:score", "No module named 'never'")):
+        with pytest.raises(UserError, match=f"reward {name}: it cannot be imported .*{told}"):
+            Rewards([{"name": name}]).open()
