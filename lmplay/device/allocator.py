@@ -30,8 +30,9 @@ def _tune(parameters: dict[int, int]) -> None:
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in parameters.items() if mallopt is not None else ():
-        mallopt(parameter, value)
+    if mallopt is not None:
+        for parameter, value in parameters.items():
+            mallopt(parameter, value)
 
 
 def let_segments_grow() -> None:
