@@ -11,7 +11,7 @@ from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..stats.writing import read_stats
 from . import rotation
-from .base import bring_base, with_base
+from .base import bring_base, finished_file, with_base
 from .best import best_file, best_names
 from .format import Damaged, load, read, stage_file
 from .ownership import Owner, is_model, owner_of, refuse_as_newest, refuse_others
@@ -94,6 +94,9 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
         for file in moved:
             file.rename(old / file.name)
         sync_folder(old)
+    for name in names:
+        if (finished := finished_file(path, name)).exists():
+            finished.rename(finished_file(kept, name))
     return rotation.set_aside(path, names)
 
 

@@ -32,7 +32,9 @@ def run_start(run: Run) -> RunStart:
     settings, model, runtime = run.settings, run.model, run.runtime
     parameters = run.parameters()
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-    needed = sum(parameter.nbytes for parameter in parameters) + trained + run.optimizers.state_bytes(trained_only=True)
+    needed = sum(parameter.nbytes for parameter in parameters)
+    if not run.stages or any(stage.settings.adapter is None for stage in run.stages.values()):  # gradients and state of adapters are small
+        needed += trained + run.optimizers.state_bytes(trained_only=True)
     if is_sharded(parameters[0]):
         needed //= place_of(parameters[0])[1]
     count, resumed = sum(parameter.numel() for parameter in parameters), bool(run.record.resumes)

@@ -14,6 +14,7 @@ import torch
 import warm
 from helpers import ENVIRONMENT, TINY, compare_runs, generate, load, sentences, write_plan, write_rows
 from pairs import rows_of_pairs
+from tasks import TASKS, grpo
 
 from lmplay.checkpoints.trained import open_trained
 from lmplay.evaluate.__main__ import main as evaluate
@@ -36,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1 + i % 3)} for i in range(40)])
     write_rows(tmp_path / "chats.jsonl", [{"prompt": f"Say {i}.", "completion": sentences(1 + i % 3)} for i in range(40)])
     write_rows(tmp_path / "pairs.jsonl", rows_of_pairs(40))
+    write_rows(tmp_path / "tasks.jsonl", TASKS)
     write_plan(tmp_path, PLAN)
     return tmp_path
 
@@ -88,7 +90,7 @@ def test_a_run_that_is_stopped_goes_on_exactly(folder, capsys, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [{"dataset": "chats.jsonl", "objective": {"name": "sft", "per": "sample"}}, {"dataset": "pairs.jsonl", "objective": "dpo"},
-                                   {"dataset": "pairs.jsonl", "objective": "orpo"}])
+                                   {"dataset": "pairs.jsonl", "objective": "orpo"}, {"dataset": "tasks.jsonl", "objective": grpo(kl=0.1), "batch_size": 6}])
 def test_every_objective_can_have_one_and_goes_on_exactly(folder, capsys, stage):
     change(two={**stage, "samples": 12, "adapter": ADAPTER})
     run("--out-dir", "whole")

@@ -83,5 +83,9 @@ def test_the_stage_is_chosen_and_its_adapter_is_kept_when_it_is_done(here, capsy
     merged, kept = open_trained(Path("out_gpt/mine.two.lmp")).module, open_trained(Path("out_gpt/adapters/mine.two.lmp")).module
     assert all(torch.equal(value, kept.state_dict()[name]) for name, value in merged.state_dict().items())
     assert "leave FOLDER and --gguf out" in refused(capsys, "mine", "folder", "--gguf", "x.gguf", "--adapter-only", "alone")
-    next(Path("out_gpt/bases").iterdir()).unlink()
+    assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "5", "--model", "mine", "--reset-history"]) == 0
+    capsys.readouterr()
+    assert {file.name for file in Path("out_gpt/adapters").iterdir()} == {"mine.old-1.two.lmp", "mine.two.lmp"}
+    for base in Path("out_gpt/bases").iterdir():
+        base.unlink()
     assert "are not there. Bring that file back." in refused(capsys, "mine", "--state", "two", "--adapter-only", "alone", "--overwrite")
