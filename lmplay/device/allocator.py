@@ -5,9 +5,9 @@ import ctypes
 import os
 import sys
 
-# Parameters of mallopt(3), and the largest value of the first.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = (1 << 31) - 1
+# Parameters of mallopt(3), the largest value of the first, and what is a large block, in bytes.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_NEVER, _LARGE = (1 << 31) - 1, 1 << 20
 
 
 def keep_freed_memory() -> None:
@@ -17,12 +17,22 @@ def keep_freed_memory() -> None:
     maximum is 32 MiB, and the logits and gradients of a head are larger.) A process then holds the most memory that it has ever used. Does nothing without
     glibc, or where the user has set glibc's variables (MALLOC_TRIM_THRESHOLD_ …).
     """
+    _tune({_TRIM_THRESHOLD: _NEVER, _MMAP_MAX: 0})
+
+
+def return_freed_memory() -> None:
+    """Let glibc return the memory of each large block when it is freed, for a model that is gathered block by block: a process holds what is in use."""
+    _tune({_MMAP_THRESHOLD: _LARGE})
+
+
+def _tune(parameters: dict[int, int]) -> None:
+    """Set parameters of glibc's allocator; nothing without glibc, or where the user has set its variables."""
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _NEVER)
-        mallopt(_MMAP_MAX, 0)
+        for parameter, value in parameters.items():
+            mallopt(parameter, value)
 
 
 def let_segments_grow() -> None:

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..errors import UserError
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
-from .allocator import keep_freed_memory, let_segments_grow
+from .allocator import keep_freed_memory, let_segments_grow, return_freed_memory
 from .ranks import Ranks
 
 _COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it
@@ -33,7 +33,7 @@ class Runtime:
         _set_deterministic(settings.deterministic)
         self.device = choose_device(settings.device) if self.ranks.size == 1 else choose_device_of_rank(settings.device, self.ranks.local_rank)
         if settings.tune_allocator and self.device.type == "cpu":
-            keep_freed_memory()
+            return_freed_memory() if settings.divides_model else keep_freed_memory()
         if self.device.type == "cuda":
             # It makes a plan for each exact shape, in tens of milliseconds, and there are many lengths; flash attention needs none.
             torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,7 +1,7 @@
 """One optimizer step over a batch.  Engine floor."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,8 +45,10 @@ class StepSums:
         found.grad_norm = torch.maximum(self.grad_norm, other.grad_norm)
         return found
 
-    def add(self, batch: TrainBatch, mini_batch: MiniBatch, result: Result) -> None:
-        """Add a mini-batch, without waiting for the device."""
+    def add(self, batch: TrainBatch, mini_batch: MiniBatch, result: Result, counts: bool) -> None:
+        """Add a mini-batch, if it counts, without waiting for the device."""
+        if not counts:
+            return
         self.loss_sum += result.loss_sum.detach()
         if len(self.source_sums):
             self.source_sums.index_add_(0, _source_of_each(mini_batch, batch.sources, self.loss_sum.device), result.losses_N.to(self.source_sums.dtype))
@@ -73,13 +75,10 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
     zero = partial(torch.zeros, device=runtime.device)
     sums = StepSums(count, zero(()), zero(max(batch.sources, default=-1) + 1), {name: zero(()) for name in objective.sum_names})
     optimizers.zero_grad()
-    share: list[tuple[int, MiniBatch | None, bool]] = [*ranks.rounds(batch.mini_batches if count else (), lambda mini_batch: mini_batch.n_slots)] \
-        or [(0, None, False)]
-    if ranks.shards and ranks.step_is_off():  # no pass begins that not all take part in
-        return None
+    rounds = _rounds(batch.mini_batches if count else (), ranks)
     with ranks.random_numbers() as begin, ranks.passing(model.raw):
-        for left, (number, mini_batch, counts) in zip(range(len(share))[::-1], share, strict=True):
-            if interrupted():
+        for left, (number, mini_batch, counts) in zip(range(len(rounds))[::-1], rounds, strict=True):
+            if interrupted() or (ranks.shards and left == len(rounds) - 1 and ranks.step_is_off()):  # no pass begins that not all take part in
                 return None
             begin(number)
             if mini_batch is not None:
@@ -91,12 +90,16 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
             with nullcontext() if left else ranks.summing(model.raw.parameters()):
                 if mini_batch is not None:
                     runtime.scaler.scale(result.loss_sum / count if counts else result.loss_sum * 0).backward()
-                    if counts:
-                        sums.add(batch, mini_batch, result)
+                    sums.add(batch, mini_batch, result, counts)
     _add_up(sums, batch, ranks)
     if count and len(optimizers):
         sums.grad_norm = update(model, optimizers, sums.loss_sum, grad_clip)
     return sums
+
+
+def _rounds(mini_batches: Sequence[MiniBatch], ranks: Ranks) -> list[tuple[int, MiniBatch | None, bool]]:
+    """List this rank's share, see :meth:`Ranks.rounds`; a rank without one has a round with nothing in it."""
+    return [*ranks.rounds(mini_batches, lambda mini_batch: mini_batch.n_slots)] or [(0, None, False)]
 
 
 def _add_up(sums: StepSums, batch: TrainBatch, ranks: Ranks) -> None:

@@ -43,3 +43,19 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         return int(done.stdout)
 
     assert faults() < 1000 < faults(MALLOC_TRIM_THRESHOLD_="131072")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="glibc")
+def test_freed_memory_is_returned_where_blocks_are_gathered_one_after_the_other():
+    program = """
+import torch
+from lmplay.device.allocator import return_freed_memory
+from lmplay.device.memory import memory_in_use
+return_freed_memory()
+blocks = [torch.ones(1 << 19) for _ in range(100)]  # 2 MiB each
+kept, before = blocks[::10], memory_in_use(torch.device("cpu"))
+del blocks
+print((before - memory_in_use(torch.device("cpu"))) >> 20)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert int(done.stdout) > 150

@@ -57,6 +57,9 @@ def test_a_state_goes_on_with_any_number_of_processes_sharded_or_not(folder):
         train(size, "changed", "--mini-batch-size", 1, "--max-steps", 2, *arguments, code=75)
     train(2, "changed", "--mini-batch-size", 1, "--shard")
     assert_alike("whole", "changed")
+    for size, arguments in ((1, []), (2, ["--shard"])):
+        train(size, f"from{size}", "--initial-model", "whole/gpt2ish_model.lmp", "--max-steps", 2, "--exp", "gpt2ish", *arguments, code=75)
+    assert_alike("from1", "from2")
 
 
 @pytest.mark.slow
@@ -88,6 +91,42 @@ stage.StageRunner.next_batch = fail
     assert complaints[0].count("bad row") == 1
     assert not outputs[1] + complaints[1]
     assert steps_of("out") == 2
+
+
+@pytest.mark.slow
+def test_an_error_in_a_validation_of_one_rank_ends_all(folder):
+    more = """
+judge = evaluate.add_words
+def fail(*arguments):
+    if rank == 1:
+        raise RuntimeError('damaged')
+    return judge(*arguments)
+evaluate.add_words = fail
+"""
+    codes, outputs, complaints = several.finish(start(2, "out", "--shard", "--save-interval", "1steps", more=more))
+    assert codes == [1, 1], (outputs, complaints)
+    assert complaints[0].count("RuntimeError: damaged") == 1
+    assert not outputs[1] + complaints[1]
+    assert steps_of("out") >= 1
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_all_with_one_message_and_usr1_to_any_rank_saves(folder):
+    more = """
+from lmplay.checkpoints import rotation
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+rotation.save = full
+"""
+    codes, outputs, complaints = several.finish(start(2, "full", "--shard", "--save-interval", "1steps", more=more))
+    assert codes == [1, 1]
+    assert complaints[0].count("\nlmp_trainer: the last 3 saves have all failed") == 1
+    assert not outputs[1] + complaints[1]
+    wait = """if rank == 1 and steps[0] == 2: os.kill(os.getpid(), signal.SIGUSR1)
+    while rank == 0 and steps[0] == 5 and not os.path.exists("saved/gpt2ish_model.lmp"): time.sleep(0.05)
+    if rank == 0 and steps[0] == 5: os._exit(9)"""
+    assert several.finish(start(2, "saved", "--shard", after_step=wait))[0][0] == 9
+    assert 2 <= steps_of("saved") <= 4
 
 
 @pytest.mark.slow
