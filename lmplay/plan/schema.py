@@ -801,6 +801,8 @@ def plan_schema() -> dict[str, Any]:
     for part in parts.values():
         part["properties"] = {key: _with_short_numbers(field) for key, field in part["properties"].items()}
     parts["SourceSpec"]["properties"]["path"]["examples"] = list(CATALOG)
+    rewards = parts["Objective"]["properties"]["rewards"]
+    rewards["anyOf"] = [*(kind["items"] for kind in rewards["anyOf"] if "items" in kind), *rewards["anyOf"]]
     for part in (SourceSpec, LrSchedule, Optimizer, Reward, Objective, Adapter, Validation):
         keys = dict.fromkeys(part.short_forms.values())
         parts[part.__name__] = {"anyOf": [*(parts[part.__name__]["properties"][key] for key in keys), parts[part.__name__]]}
