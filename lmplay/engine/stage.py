@@ -167,16 +167,23 @@ class StageRunner:
         :return: the batch, with these answers, and the sums; None when a request to stop came in between, and nothing has changed then.
         """
         run, random_before = self.run, torch_random_state()
-        done = {unit: float(self.stats.totals[f"total_train_{unit}"]) for unit in UNITS}
-        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
-        if (decay := self.settings.weight_decay_schedule) is not None:
-            run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
+        self._set_rates()
         run.accord.begin_step(run.settings.seed, run.record.progress.step)
-        started = time.perf_counter()
+        started, sums = time.perf_counter(), None
         written = self._with_answers(batch)
         seconds = time.perf_counter() - started
         try:
-            sums = self._updates(written) if written is not None else None
+            for number in range(1 if self._answers is None else self._answers.writing.updates):
+                if written is None:
+                    break
+                first, found = number == 0, None  # the others are finished, too, where the first has been done
+                for attempt in self._budget.attempts(written.longest):
+                    with run.interrupt.until_stopped() if first else nullcontext(), attempt as tokens:
+                        found = train_step(run.device_model, run.optimizers, self.objective, written.regrouped(tokens, self._grouping), self.settings.grad_clip,
+                                           partial(self._may_stop, first))
+                sums = found if sums is None or found is None else sums.plus(found)
+                if sums is None:
+                    break
         except LmplayError:
             restore_torch_random_state(random_before)
             raise
@@ -193,6 +200,17 @@ class StageRunner:
         self.state.position = batch.batch.position
         self.reached = batch.batch.position["samples"]
         return written, sums
+
+    def _set_rates(self) -> None:
+        """Give the optimizers the learning rate and the weight decay of the step."""
+        run, done = self.run, {unit: float(self.stats.totals[f"total_train_{unit}"]) for unit in UNITS}
+        run.optimizers.set_lr(run.lr_schedulers.lr(self.settings, done))
+        if (decay := self.settings.weight_decay_schedule) is not None:
+            run.optimizers.set_weight_decay(decay.at(run.lr_schedulers.progress or 0.0))
+
+    def _may_stop(self, first: bool) -> bool:
+        """Tell whether a request to stop ends an update, the first of its step or another."""
+        return first and not self.run.interrupt.shared and self.run.interrupt.requested()
 
     def counts(self) -> dict[str, float]:
         """How far the run is, and the stage in tenths of its length, as far as that is known."""
@@ -295,27 +313,6 @@ class StageRunner:
             return None
         sources = [piece.sample.source for piece in found] if batch.sources else []
         return TrainBatch(replace(batch.batch, pieces=found), self._grouping.mini_batches(found, batch.token_budget), batch.token_budget, sources, range(0))
-
-    def _updates(self, batch: TrainBatch) -> StepSums | None:
-        """Update the weights as often as the objective does with a batch; None when a request to stop came before the first update."""
-        sums = self._update(batch, may_stop=True)
-        for _ in range(1, self._answers.writing.updates if self._answers is not None else 1):
-            if sums is None or (more := self._update(batch, may_stop=False)) is None:
-                return None
-            sums = sums.plus(more)
-        return sums
-
-    def _update(self, batch: TrainBatch, may_stop: bool) -> StepSums | None:
-        """Do forward, backward and update; None when a request to stop came in between.
-
-        :param may_stop: False = finish first, because another update of the same step has been done.
-        """
-        run, sums = self.run, None
-        for attempt in self._budget.attempts(batch.longest):
-            with run.interrupt.until_stopped() if may_stop else nullcontext(), attempt as tokens:
-                sums = train_step(run.device_model, run.optimizers, self.objective, batch.regrouped(tokens, self._grouping), self.settings.grad_clip,
-                                  lambda: may_stop and not run.interrupt.shared and run.interrupt.requested())
-        return sums
 
     def _pieces(self) -> Iterator[Piece]:
         """Give all pieces that the stage is trained on, and judged by."""
