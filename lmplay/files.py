@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -103,12 +104,17 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def remove_leftovers(folder: Path, ours: Callable[[str], bool]) -> None:
-    """Remove the temporary files of killed processes from a folder, where `ours` returns True for the name of the file that was being written."""
+def remove_leftovers(folder: Path, ours: Callable[[str], bool], age: float = 0) -> None:
+    """Remove the temporary files of killed processes from a folder, where `ours` returns True for the name of the file that was being written.
+
+    :param age: seconds since the last write to them, at least; where other machines write to the folder, too, whose processes are not seen here.
+    """
     for path in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(path.name)
         if found and ours(found["name"]) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if not age or time.time() - path.stat().st_mtime > age:
+                    path.unlink()
 
 
 def is_alive(pid: int) -> bool:
@@ -152,7 +158,7 @@ def make_folder(path: Path, what: str) -> Path:
             sync_folder(folder.parent)  # else a power cut could take the folder away, with all that was synced in it
         probe = path / f".lmplay-{os.getpid()}.tmp"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # on another machine a process may have the same id
     except OSError as error:
         raise UserError(f"{what} {path}: cannot be written ({error.strerror or error}); choose another folder or change its permissions.") from None
     return path

@@ -22,6 +22,7 @@ from ..tokenizer import Tokenizer
 from .format import FORMAT, content_bytes, read, stage_file, verify, versions, write
 from .weights import check_weights
 
+_LEFT_OVER = 24 * 3600.0  # seconds: what is younger may be what a run on another machine is writing
 FOLDER = "bases"
 FINISHED = "adapters"
 """The folder of the adapters of stages that are done, beside that of the bases."""
@@ -32,6 +33,11 @@ def hash_weights(state: Mapping[str, torch.Tensor], update: Callable[[Any], None
     for name, tensor in sorted(state.items()):
         update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def is_whole(file: Path) -> bool:
+    """Tell whether a file is there, and its checksum right."""
+    return file.exists() and bool(verify(file))
 
 
 def base_file(path: Path, identity: str) -> Path:
@@ -54,7 +60,7 @@ def keep_finished(path: Path, stage: str, model: dict[str, Any]) -> None:
     """
     file = finished_file(path, stage)
     make_folder(file.parent, "folder of adapters")
-    remove_leftovers(file.parent, lambda name: name == file.name)
+    remove_leftovers(file.parent, lambda name: name == file.name, _LEFT_OVER)
     write(file, {"format": FORMAT, "versions": versions(), "model": model})
 
 
@@ -69,11 +75,15 @@ def keep_base(path: Path, model: dict[str, Any]) -> str:
     identity = _identify(model["state"])
     file = path.parent / FOLDER / f"{identity}.lmp"
     make_folder(file.parent, "folder of the weights below adapters")
-    remove_leftovers(file.parent, lambda name: name == file.name)
-    if not (file.exists() and verify(file)):
+    remove_leftovers(file.parent, lambda name: name == file.name, _LEFT_OVER)
+    if not is_whole(file):
         content = {"format": FORMAT, "versions": versions(), "model": model}
         check_free_bytes(file.parent, content_bytes(content))
-        write(file, content)
+        try:
+            write(file, content)
+        except OSError:
+            if not is_whole(file):  # else another run has written it at the same time
+                raise
     return identity
 
 
@@ -105,7 +115,7 @@ def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def bring_base(path: Path, content: dict[str, Any], found: Path) -> None:
     """Link the base of a state that was found elsewhere to where the states of a model file look for it."""
     adapter = content["model"]["state_args"].get("adapter")
-    if adapter is not None and not (file := path.parent / FOLDER / f"{adapter['base']}.lmp").exists():
+    if adapter is not None and not is_whole(file := path.parent / FOLDER / f"{adapter['base']}.lmp"):
         make_folder(file.parent, "folder of the weights below adapters")
         link_atomic(base_file(found, adapter["base"]), file)
 

@@ -1,7 +1,7 @@
 """Which state a run resumes from, and which files are renamed for it: none is ever destroyed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,15 +94,21 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
         for file in moved:
             file.rename(old / file.name)
         sync_folder(old)
-    for name in names:
-        if (finished := finished_file(path, name)).exists():
-            finished.rename(finished_file(kept, name))
+    _set_adapters_aside(path, kept, names)
     return rotation.set_aside(path, names)
+
+
+def _set_adapters_aside(path: Path, kept: Path, stages: Iterable[str]) -> None:
+    """Rename the adapters that stages have left, for a model file that is renamed to `kept`."""
+    for stage in stages:
+        if (finished := finished_file(path, stage)).exists():
+            finished.rename(finished_file(kept, stage))
 
 
 def _set_best_aside(path: Path, stages: list[str]) -> Path | None:
     """Rename the best states that a new run finds; return the new name of the first. A run that was killed in its first save leaves some, too."""
     new = rotation.free_name(path, "old")
+    _set_adapters_aside(path, new, stages)
     there = [file for name in best_names(stages) if (file := stage_file(path, name)).exists()]
     kept = [file.rename(new.with_name(new.stem + file.name.removeprefix(path.stem))) for file in there]
     return kept[0] if kept else None
@@ -115,11 +121,13 @@ def _step_back(path: Path, found: Found, to_come: list[str]) -> Path | None:
     """
     same_run = _is_of_run(path, owner_of(found.content))
     stages = to_come if same_run else list(dict.fromkeys([*to_come, *(stage["name"] for stage in found.content["curriculum"]["state"]["stages"])]))
-    there = rotation.existing(path, [name for name in (*stages, *best_names(stages)) if not is_model(stage_file(path, name))])
+    names = [name for name in (*stages, *best_names(stages)) if not is_model(stage_file(path, name))]
+    there = rotation.existing(path, names)
     kept = rotation.free_name(path, "old")
     for file in there:
         link_atomic(file, kept.with_name(kept.stem + file.name.removeprefix(path.stem)))
     link_atomic(found.path, path)
+    _set_adapters_aside(path, kept, names)
     # Older states are later than the one that the run resumes from, and those of another run are none of this one's: they are kept under their new names.
     for file in (*rotation.previous(path).values(), *(() if same_run else there)):
         if file != path and file.exists() and not file.samefile(found.path):

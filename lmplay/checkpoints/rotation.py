@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..files import check_free_bytes, link_atomic, remove_leftovers
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
-from .base import with_base
+from .base import FINISHED, with_base
 from .format import Damaged, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
@@ -150,7 +150,8 @@ def existing(path: Path, stages: Sequence[str]) -> list[Path]:
 def free_name(path: Path, why: str) -> Path:
     """Return the first of NAME.why-1.lmp, NAME.why-2.lmp … that does not exist, nor a file of its stages, nor an older state."""
     taken = re.compile(rf"{re.escape(path.stem)}\.{why}-([1-9][0-9]*)\..+")
-    numbers = {int(match[1]) for other in os.listdir(path.parent) if (match := taken.fullmatch(other))}
+    files = [other.name for folder in (path.parent, path.parent / FINISHED) for other in folder.glob("*")]
+    numbers = {int(match[1]) for other in files if (match := taken.fullmatch(other))}
     return stage_file(path, f"{why}-{next(number for number in itertools.count(1) if number not in numbers)}")
 
 

@@ -5,17 +5,17 @@ The weights below it are those that the model was judged by, averages where they
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import Any
 from zlib import crc32
 
 from torch import nn
 
-from ..checkpoints.base import finished_file, keep_base, keep_finished
+from ..checkpoints.base import base_file, finished_file, keep_base, keep_finished
 from ..data.permutation import hash64
 from ..errors import Faults, UserError
-from ..modules.adapters import PART, adapter_parameters, add_adapter, choose_layers, drop_adapter, merge_adapter
+from ..modules.adapters import PART, adapter_parameters, add_adapter, base_state, choose_layers, drop_adapter, merge_adapter
 from ..optim.freeze import no_match
 from ..optim.optimizers import optimizers_of
 from ..plan.schema import Stage
@@ -48,15 +48,31 @@ def begin_adapter(run: Run, stage: str, settings: StageSettings) -> None:
     run.optimizers = optimizers_of(settings, module)
 
 
+def bring_back_base(run: Run) -> None:
+    """Write the weights below the adapter again where their file was deleted while the run works: no state can be opened without it."""
+    adapter = run.model.adapter
+    if adapter is None or not run.is_main or base_file(run.path, adapter["base"]).exists():
+        return
+    built = {key: value for key, value in run.model.state_args().items() if key != "adapter"}
+    try:
+        keep_base(run.path, {"state_args": built, "state": base_state(run.device_model.raw)})
+    except (OSError, UserError) as error:
+        run.report.say(f"WARNING: {base_file(run.path, adapter['base'])}, the weights below the adapter, is gone and could not be written again ({error}); "
+                       "the next save tries again")
+
+
 def end_adapter(run: Run, stage: str, settings: StageSettings) -> None:
     """Keep the adapter of a stage that ends in a file of its own, and merge it; the optimizers begin anew."""
     if run.model.adapter is None:
         return
     run.optimizers.use_averages()
+    bring_back_base(run)
     if run.is_main:
         try:
             keep_finished(run.path, stage, {"state_args": run.model.state_args(), "state": run.model.state()})
         except (OSError, UserError) as error:
+            with suppress(OSError):
+                finished_file(run.path, stage).unlink(missing_ok=True)  # that of an earlier attempt is another adapter
             run.report.say(f"WARNING: {finished_file(run.path, stage)} could not be written ({error}): the adapter of stage '{stage}' is not kept by "
                            "itself; it is merged")
     merge_adapter(run.device_model.raw)

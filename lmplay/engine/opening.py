@@ -547,6 +547,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
     if ahead.stored is None:
         _compare_size(settings, model, report.say)
+        _warn_of_random_base(ahead, stages, report.say)
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
@@ -563,6 +564,14 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
         except ValueError as error:
             raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
+
+
+def _warn_of_random_base(ahead: Outline, stages: dict[str, OpenStage], say: Say) -> None:
+    """Warn when an adapter is trained on a new model, whose weights would stay random for good."""
+    first = next(iter(stages.values()), None)
+    if first is not None and first.settings.adapter is not None and ahead.spec.initial_weights is None and split_name(ahead.spec.experiment)[0] != "hf":
+        say(f"WARNING: stage '{first.stage.name}': its adapter is trained on a new model, whose random weights stay as they are. Give --initial-model, an "
+            "experiment hf:... with weights, or a stage without an adapter before it.")
 
 
 def _compare_size(settings: Settings, model: ModelComponent, say: Say) -> None:

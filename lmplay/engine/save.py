@@ -12,6 +12,7 @@ from ..device.memory import peak_memory
 from ..errors import TrainingError
 from ..modules.sharded import total_norm
 from ..stats.run_record import RunRecord
+from .adapting import bring_back_base
 from .record import try_to_write_stats
 from .run import Run
 
@@ -71,6 +72,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     if not run.is_main:
         run.saver.send(content_of((run.model, run.optimizers)))
         return True
+    bring_back_base(run)
     run.record.note_save()
     run.record.note_memory(peak_memory(run.runtime.device))
     run.saver.save(content_of(run.components), stage, run.record, before=lambda record: try_to_write_stats(run, record),

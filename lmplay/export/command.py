@@ -92,13 +92,14 @@ def _export_adapter(options: argparse.Namespace) -> None:
 
     path, folder = _file_of(options), Path(options.adapter_only).expanduser()
     finished = path.parent / "adapters" / f"{path.stem}{path.suffix}"
-    path = finished if options.state != "latest" and finished.is_file() else path
     check_target(folder, path, options.overwrite)
     from ..checkpoints.base import base_file
     from ..checkpoints.trained import open_adapter
     from .adapter import write_adapter
 
-    trained = open_adapter(path, options.raw)
+    trained = open_adapter(path, options.raw)  # of a stage at work, whose earlier attempt may have left another adapter
+    if trained is None and options.state != "latest" and finished.is_file():
+        path, trained = finished, open_adapter(finished, options.raw)
     if trained is None:
         name = find_model(options.model, options.out_dir, "MODEL").stem
         stages = sorted(file.stem.removeprefix(f"{name}.") for file in finished.parent.glob(f"{name}.*.lmp"))

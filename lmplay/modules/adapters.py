@@ -70,7 +70,7 @@ def add_adapter(model: nn.Module, adapter: AdapterSettings, layers: Sequence[str
     transposed = {type(linear[name]).__name__ == _TRANSPOSED for name in layers}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers that are transposed
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed CUDA devices, too
         try:
             config = peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, lora_dropout=adapter.dropout, bias="none", fan_in_fan_out=transposed == {True},
                                      target_modules="|".join(re.escape(name) for name in layers), **ADAPTERS[adapter.kind])
@@ -115,6 +115,12 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """Give the part of a model's state that is its adapter's."""
     names = adapter_parameters(model)
     return {name: value for name, value in model.state_dict().items() if name in names}
+
+
+def base_state(model: nn.Module) -> dict[str, Tensor]:
+    """Give the state that a model would have without its adapter."""
+    own = adapter_parameters(model)
+    return {name.replace(".base_layer.", "."): value for name, value in model.state_dict().items() if name not in own}
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..checkpoints.base import base_file
+from ..checkpoints.base import base_file, is_whole
 from ..checkpoints.format import read, tensor_bytes, verify
 from ..errors import printable
 from ..plan.options import FLAGS
@@ -63,7 +63,8 @@ def _model(part: dict[str, Any], path: Path) -> dict[str, Any]:
     if (adapter := built.get("adapter")) is None:
         return found
     base = base_file(path, adapter["base"])
-    return {**found, "adapter": {**adapter, "layers": len(adapter["layers"]), "base": str(base), "base_is": "there" if base.exists() else "gone"}}
+    is_there = "there" if is_whole(base) else "damaged" if base.exists() else "gone"
+    return {**found, "adapter": {**adapter, "layers": len(adapter["layers"]), "base": str(base), "base_is": is_there}}
 
 
 def _stages(part: dict[str, Any], stats: dict[str, Any]) -> list[dict[str, Any]]:

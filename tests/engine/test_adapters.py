@@ -151,6 +151,14 @@ def test_resumes_from_a_state_elsewhere_and_from_the_best(folder, capsys):
     run("--out-dir", "out", "--max-steps", "6", code=75)
     run("--out-dir", "elsewhere", "--resume", f"out/{MODEL}.lmp", "--max-steps", "1", code=75)
     assert [file.name for file in Path("out/bases").iterdir()] == [file.name for file in Path("elsewhere/bases").iterdir()]
+    (base,) = Path("elsewhere/bases").iterdir()
+    content = base.read_bytes()
+    base.unlink()  # a link to the other
+    base.write_bytes(content[:-9])
+    assert main(["--inspect", f"elsewhere/{MODEL}.lmp"]) == 0
+    assert f"{base} (damaged)" in capsys.readouterr().out
+    run("--out-dir", "elsewhere", "--resume", f"out/{MODEL}.lmp", "--max-steps", "1", code=75)
+    assert base.read_bytes() == content
     run("--out-dir", "out", "--resume", "best")
     assert "plan complete" in capsys.readouterr().out
 
@@ -259,10 +267,14 @@ def test_a_save_that_is_killed_leaves_a_whole_base_or_none(folder, capsys, monke
     Path("out/bases").mkdir(exist_ok=True)
     run("--out-dir", "whole")
     (name,) = [file.name for file in Path("whole/bases").iterdir()]
-    (Path("out/bases") / f".{name}.999999999.tmp").write_bytes(b"half")
+    half, young = (Path("out/bases") / f".{name}.{number}.tmp" for number in (999999999, 999999998))
+    half.write_bytes(b"half")
+    os.utime(half, (1, 1))
+    young.write_bytes(b"of a run on another machine, whose processes are not seen here")
     (Path("out/bases") / name).write_bytes(b"half, as a copy that was broken off")
     run("--out-dir", "out")
-    assert [file.name for file in Path("out/bases").iterdir()] == [name]
+    assert sorted(file.name for file in Path("out/bases").iterdir()) == [young.name, name]
+    young.unlink()
     assert compare_runs(Path("whole"), Path("out")) == []
 
 
@@ -291,3 +303,56 @@ def load_samples(path):
         return load(path)["runner"]["state"]["stats"]["total_train_samples"]
     except (RuntimeError, OSError):
         return 0
+
+
+def test_a_base_that_is_deleted_while_the_run_works_is_written_again(folder, capsys, monkeypatch):
+    from lmplay.engine import stage
+
+    begin = stage.begin_adapter
+
+    def gone(*arguments):
+        begin(*arguments)
+        for file in Path("out/bases").glob("*"):
+            file.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "begin_adapter", gone)
+        run("--out-dir", "out", "--max-steps", "6", code=75)
+        run("--out-dir", "out", "--max-steps", "1", code=75)
+    assert whole_state(f"out/{MODEL}.lmp")
+    run("--out-dir", "out")
+
+
+def test_an_adapter_of_an_earlier_attempt_is_kept_and_not_exported_as_the_present_one(folder, capsys):
+    run("--out-dir", "out")
+    old = Path(f"out/adapters/{MODEL}.two.lmp").read_bytes()
+    run("--out-dir", "out", "--resume", f"out/{MODEL}.one.lmp", "--max-steps", "3", code=75)
+    assert [file.read_bytes() for file in Path("out/adapters").iterdir()] == [old]
+    assert Path(f"out/adapters/{MODEL}.old-1.two.lmp").read_bytes() == old
+    Path(f"out/adapters/{MODEL}.two.lmp").write_bytes(old)
+    assert export([MODEL, "--state", "two", "--adapter-only", "adapter", "--out-dir", "out"]) == 0
+    assert f"out/{MODEL}.two.lmp is written as adapter" in capsys.readouterr().out
+
+
+def test_an_adapter_on_random_weights_is_warned_of(folder, capsys):
+    said = "WARNING: stage 'two': its adapter is trained on a new model, whose random weights stay as they are."
+    run("--out-dir", "out", "--max-steps", "4", code=75)
+    assert said not in capsys.readouterr().out
+    write_plan(folder, {"$defaults": {"batch_size": 5}, "two": PLAN["two"]})
+    run("--out-dir", "fresh", "--max-steps", "1", code=75)
+    assert said in capsys.readouterr().out
+    run("--out-dir", "filled", "--initial-model", f"out/{MODEL}.one.lmp", "--max-steps", "1", code=75)
+    assert said not in capsys.readouterr().out
+
+
+def test_a_base_that_two_runs_write_at_once_is_enough(folder, capsys, monkeypatch):
+    from lmplay.checkpoints import base
+
+    write = base.write
+
+    def second(file, *arguments):
+        write(file, *arguments)
+        raise FileNotFoundError(2, "the other run has renamed it")
+
+    monkeypatch.setattr(base, "write", second)
+    run("--out-dir", "out", "--max-steps", "6", code=75)
