@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..plan.curriculum import DATA_RULES, Curriculum, changed_sets, changes_to_come, show
+from ..plan.curriculum import DATA_RULES, Curriculum, changed_rewards, changed_sets, changes_to_come, show
 from ..plan.load import plan_from_json
 from ..plan.options import CHANGING, FLAGS, Change
 from ..plan.schema import Plan
@@ -42,7 +42,8 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
         lines.append("--ignore-optimizer: the optimizer's state is fresh" + ", and its warm-up begins anew" * (not settings.disable_optimizer_warmup))
     lines += changes_to_come(plan, curriculum.plan, begun)
     at_work = [stage for stage, state in curriculum.remaining() if state.name in begun]
-    lines += changed_sets(plan, curriculum.plan.model_copy(update={"stages": at_work}))
+    now = curriculum.plan.model_copy(update={"stages": at_work})
+    lines += [*changed_sets(plan, now), *changed_rewards(plan, now)]
     lines += [f"stage '{state.name}' began with an older version, and goes on with its batches and held-out rows" for state in curriculum.states
               if state.name in begun and not state.done and state.rules < DATA_RULES]
     return lines + _for_new_models(curriculum.plan, model)

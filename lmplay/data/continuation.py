@@ -120,17 +120,17 @@ class Cutter:
         """Make one for another context length."""
         return Cutter(self._tokenizer, context_len, self._estimate)
 
-    def cut(self, sample: Sample, least_truth: int = 0) -> list[Piece]:
+    def cut(self, sample: Sample, n_truth: int | None = None) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text, or the answers of its chat.
 
         :param sample: with a truth that is not empty, or turns.
-        :param least_truth: the prompt is cut as that of a truth of at least this many tokens.
+        :param n_truth: the prompt is cut as if the truth had this many tokens; None = as many as it has, or the first answer of a chat.
         :return: pieces that fit the context, each with something to learn; none where the tokenizer has no token for any of the text.
         """
         if not sample.turns:
-            return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),), least_truth)
+            return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),), n_truth)
         template = choose_template(sample.chat, self._tokenizer.chat_template)
-        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text), least_truth)
+        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text), n_truth)
 
     def cut_pair(self, sample: Sample) -> list[Piece]:
         """Cut a preference pair: the same prompt before both answers, and what fits of each answer in one piece.
@@ -149,19 +149,20 @@ class Cutter:
             cut = [self.cut(one, self.context_len) for one in answers]
         return [replace(pieces[0], sample=sample, number=number, last=number == 1, preferred=number == 0) for number, pieces in enumerate(cut)]
 
-    def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part], least_truth: int = 0) -> list[Piece]:
+    def cut_parts(self, sample: Sample, given: Sequence[Part], truth: Sequence[Part], n_truth: int | None = None) -> list[Piece]:
         """Cut a sample that has been written out to parts.
 
         :param sample: what the pieces are of.
         :param given: the prompt.
         :param truth: what follows, of which the learned parts are learned; an end token comes after the last.
+        :param n_truth: see :meth:`cut`.
         :return: as :meth:`cut`.
         """
         import numpy as np
 
         head, text, encoded, learned, whole = self._encode(given, truth)
         first_answer = len(encoded.ids) if learned is None or learned.all() else int((~learned).argmax())
-        prompt, again = self._prompts(given, head, max(first_answer, least_truth), learned is not None)
+        prompt, again = self._prompts(given, head, first_answer if n_truth is None else n_truth, learned is not None)
         lost = len(head.ids) - len(prompt) if len(head.ids) else 0
         pieces: list[Piece] = []
         begin, n, end = 0, len(encoded.ids), len(text.rstrip())

@@ -5,12 +5,13 @@ that was stopped writes the same ones again.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..data.continuation import Piece
 from ..data.judged import Judged
@@ -21,7 +22,7 @@ from ..device.memory import free_memory, is_out_of_memory, memory_left
 from ..device.model import DeviceModel
 from ..errors import TrainingError, UserError
 from ..objectives.grpo import Cooled
-from ..rewards.process import Rewards
+from ..rewards.process import MOST, Rewards
 from ..tokenizer import Tokenizer
 from ..writing.continuous import ContinuousBatch
 from ..writing.packed import pack
@@ -35,6 +36,8 @@ from .run import OpenStage
 _ROWS = 64
 # Memory for weights in another order, if nobody knows how much there is.
 _UNKNOWN_BYTES = 1 << 30
+
+Attempts = Callable[[int], Iterator[AbstractContextManager[int]]]
 
 
 class AnswerWriter:
@@ -59,13 +62,13 @@ class AnswerWriter:
         self.reference: DeviceModel | None = None
         """The model as it was at the start of the stage, where the objective compares with it."""
 
-    def write_groups(self, pieces: Sequence[Piece], first: int, token_budget: int, interrupted: Callable[[], bool]) -> list[Piece] | None:
+    def write_groups(self, pieces: Sequence[Piece], first: int, attempts: Attempts, interrupted: Callable[[], bool]) -> list[Piece] | None:
         """Write a group of answers to each prompt, and judge them.
 
         :param pieces: of the prompts.
         :param first: the number of the first of these samples in the run.
-        :param token_budget: of the mini-batches in which log-probabilities are computed.
-        :param interrupted: asked before each token.
+        :param attempts: to compute log-probabilities in mini-batches, see :meth:`.budget.TokenBudget.attempts`.
+        :param interrupted: asked before each token, and before each text is judged.
         :return: a piece for each answer, those of a group in a row; None when interrupted.
         :raises UserError: when a reward fails.
         """
@@ -75,7 +78,9 @@ class AnswerWriter:
         written = self._write(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
         if written is None:
             return None
-        found = self._judge(prompts, written)
+        found = self._judge(prompts, written, interrupted)
+        if found is None:
+            return None
         for begin in range(0, len(found), group):
             judged = [one for piece in found[begin:begin + group] if (one := piece.judged)]
             advantages, deviation = self._stage.objective.advantages([one.reward for one in judged])
@@ -83,14 +88,15 @@ class AnswerWriter:
                 replace(piece, last=number == group - 1, judged=replace(one, advantage=advantage, deviation=deviation))
                 for number, (piece, one, advantage) in enumerate(zip(found[begin:begin + group], judged, advantages, strict=True))]
         if self.reference is not None:
-            found = self._with_log_probs(found, self.reference, "reference", token_budget)
-        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", token_budget)
+            found = self._with_log_probs(found, self.reference, "reference", attempts)
+        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", attempts)
 
     def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
         """Write an answer to each prompt, always the most probable token, and judge them; None when interrupted."""
         prompts = [unit[0] for unit in units]
         written = self._write(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
-        return None if written is None else [[piece] for piece in self._judge(prompts, written)]
+        judged = None if written is None else self._judge(prompts, written, interrupted)
+        return None if judged is None else [[piece] for piece in judged]
 
     def _write(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
         """Write a text behind each prompt; gives the token ids, the one that ends a text too."""
@@ -143,20 +149,25 @@ class AnswerWriter:
         """Give the most tokens of an answer to a prompt."""
         return min(self._limit, self._context_len - prompt.n_prompt)
 
-    def _judge(self, prompts: Sequence[Piece], written: Sequence[list[int]]) -> list[Piece]:
-        """Make pieces of what was written, with its rewards."""
+    def _judge(self, prompts: Sequence[Piece], written: Sequence[list[int]], interrupted: Callable[[], bool]) -> list[Piece] | None:
+        """Make pieces of what was written, with its rewards; None when interrupted."""
         said = [self._decode(ids) for ids in written]
         asked = [{"text": text, "answer": piece.sample.truth, "prompt": piece.sample.prompt.removesuffix(BREAK)}
                  for text, piece in zip(said, prompts, strict=True)]
         try:
-            rewards = self._rewards.judge(asked)
+            rewards = self._rewards.judge(asked, interrupted)
         except UserError as error:
             raise UserError(*(f"stage '{self._stage.stage.name}': {fault}" for fault in error.faults)) from None
+        if rewards is None:
+            return None
         weights = [float(reward.get("weight", 1.0)) for reward in self.writing.rewards]
         empty = np.zeros(0, dtype=np.int64)
         found = []
         for prompt, ids, text, each in zip(prompts, written, said, rewards, strict=True):
             reward = sum(weight * one for weight, one in zip(weights, each, strict=True))
+            if not abs(reward) <= MOST:  # nor a number at all
+                raise UserError(f"stage '{self._stage.stage.name}': the weighted sum of the rewards is {reward:g}, allowed: from {-MOST:g} to {MOST:g}. "
+                                "Smaller weights may help.")
             judged = Judged(tuple(each), reward, self._limit, ids[-1] not in self._ends)
             tokens = np.concatenate([prompt.tokens[:prompt.n_prompt], np.array(ids, dtype=prompt.tokens.dtype)])
             found.append(Piece(prompt.sample, tokens, prompt.n_prompt, text, Cut.END, 0, True, judged=judged, prompt_lost=prompt.prompt_lost, starts=empty,
@@ -170,10 +181,12 @@ class AnswerWriter:
             text = text.partition(stop)[0]
         return text
 
-    def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str, token_budget: int) -> list[Piece]:
+    def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str, attempts: Attempts) -> list[Piece]:
         """Add the log-probabilities that a model gives to answers, under `name` of :class:`Judged`."""
-        mini_batches = self._grouping.mini_batches(pieces, token_budget)
-        found = token_log_probs(model, pieces, mini_batches, Cooled(model.head, self.writing.temperature))
+        found: list[Tensor] = []
+        for attempt in attempts(max(len(piece.tokens) for piece in pieces) - 1):
+            with attempt as tokens:
+                found = token_log_probs(model, pieces, self._grouping.mini_batches(pieces, tokens), Cooled(model.head, self.writing.temperature))
         added: list[dict[str, Any]] = [{name: one.numpy()} for one in found]
         return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, added, strict=True) if piece.judged]
 

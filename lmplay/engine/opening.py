@@ -408,7 +408,7 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
             check_model(ahead, runtime, [stage for stage, _ in stages])
     with faults.collected():
         opened = open_stages(ahead, stages, say)
-    for stage in opened.values():
+    for stage in opened.values() if model_is_known else ():
         faults.lines += check_writing(stage, ranks.size if ranks is not None else 1)
     if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():

@@ -144,7 +144,7 @@ class StageRunner:
         run.optimizers.adapt_to_width(width_ratio(self.settings, run.device_model.raw))
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
-        run.device_model.raw.train()
+        run.device_model.raw.train(self._answers is None)  # dropout would make other probabilities of answers than those they were written with
         self._budget.settle()
         if self._reference is not None:
             self._reference.values = run.accord.from_main(lambda: find_values(run, self._open, self._pieces, self._log_probs))
@@ -283,8 +283,9 @@ class StageRunner:
             if found is None or self.run.interrupt.stopping():
                 return False
             with self.run.optimizers.averaged():
-                written = self._written(lambda interrupted: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(),
-                                                                          self.settings.context_len, interrupted))
+                written = {} if self._answers is not None else self._written(
+                    lambda interrupted: judge_written(self.run.device_model.raw, self.run.model.tokenizer, self.held_out.regular(), self.settings.context_len,
+                                                      interrupted))
             if written is None:
                 return False
             found.sums.update(written)
@@ -308,7 +309,7 @@ class StageRunner:
             return batch
         found = None
         with self.run.interrupt.until_stopped():
-            found = self._answers.write_groups(batch.batch.pieces, self.run.record.progress.samples, batch.token_budget, self.run.interrupt.requested)
+            found = self._answers.write_groups(batch.batch.pieces, self.run.record.progress.samples, self._budget.attempts, self.run.interrupt.requested)
         if found is None:
             return None
         sources = [piece.sample.source for piece in found] if batch.sources else []

@@ -63,7 +63,7 @@ class Grpo(Objective):
         self.figures = tuple(self._figures())
 
     def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
-        """See :class:`Objective`; the prompt, cut so that an answer fits behind it, and what fits of the answer that texts are judged by."""
+        """See :class:`Objective`; the prompt, cut so that `answer_tokens` fit behind it, and what fits of the answer that texts are judged by."""
         pieces = cutter.cut(sample, self.writing.limit(cutter.context_len))
         return [replace(pieces[0], last=True)] if pieces else []
 

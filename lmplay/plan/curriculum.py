@@ -140,13 +140,21 @@ def changed_sets(before: Plan, now: Plan) -> list[str]:
     return [f"stage '{new.name}': {_differences(was, new)}" for new, was in pairs if new != was]
 
 
+def changed_rewards(before: Plan, now: Plan) -> list[str]:
+    """List the stages in both plans that judge answers by other rewards, a line each."""
+    old, new = ({stage.name: [reward.to_spec() for reward in stage.objective.rewards or ()] for stage in plan.stages if stage.objective}
+                for plan in (before, now))
+    return [f"stage '{name}': rewards were {show(old[name] or None)}, are {show(new[name] or None)}" for name in new if name in old and old[name] != new[name]]
+
+
 def _that_trains(stage: Stage) -> Stage:
-    """Remove what changes nothing that is trained: named sets, and the paths of local files, which may have been moved; their contents are compared when
-    they are opened. Which share of a schedule over the plan a stage has may change, too: the plan may become longer."""
+    """Remove what may change in a stage that has begun: named sets, rewards, and the paths of local files, which may have been moved; their contents are
+    compared when they are opened. Which share of a schedule over the plan a stage has may change, too: the plan may become longer."""
     def blank(spec: SourceSpec) -> SourceSpec:
         return spec.model_copy(update={"path": "local"}) if os.path.isabs(spec.path) else spec
 
-    return _with_any_share(_with_sources(stage, blank)).model_copy(update={"evaluate": None})
+    objective = stage.objective and stage.objective.model_copy(update={"rewards": None})
+    return _with_any_share(_with_sources(stage, blank)).model_copy(update={"evaluate": None, "objective": objective})
 
 
 def _with_any_share(stage: Stage) -> Stage:

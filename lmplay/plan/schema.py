@@ -362,7 +362,7 @@ class Reward(Part):
 
     name: RewardName = Field(title="Name", description=in_words([*REWARDS, "module:function"]))
     weight: float = Field(default=1.0, title="What it counts in the sum of the rewards", description="a number")
-    seconds: float = Field(default=10.0, gt=0, title="The longest that it may take for a text", description="a number above 0")
+    seconds: float = Field(default=10.0, gt=0, le=86_400, title="The longest that it may take for a text", description="a number above 0, at most 86400")
     pattern: Text | None = option("What regex looks for", "a pattern of Python's re")
     least: int | None = option("The fewest words that length wants", "a whole number, 0 or more", ge=0)
     most: Count | None = option("The most words that length wants", "a whole number, 1 or more")
@@ -379,6 +379,11 @@ class Reward(Part):
         yield from ((key, f"found it with {given.get('name')}, allowed: {', '.join(takes) or 'weight and seconds'}")
                     for key in REWARD_SETTINGS if key in given and key not in takes)
         yield from ((key, f"found no {key} of {given['name']}, allowed: one") for key, default in takes.items() if default is ... and key not in given)
+        least, most = given.get("least"), given.get("most")
+        if given.get("name") == "length" and least is None and most is None:
+            yield "name", "found length without limits, allowed: with least, most or both"
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            yield "least", f"found {least} with most {most}, allowed: at most as many"
         try:
             re.compile(given.get("pattern") or "")
         except (re.error, TypeError) as error:

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 
 from ..device.memory import wait_for
@@ -32,11 +33,15 @@ def write_some(stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed:
     :raises UserError: when a reward fails.
     """
     prompts = batch.batch.pieces[:_PROMPTS]
+
+    def attempts(longest: int) -> Iterator[AbstractContextManager[int]]:
+        return iter([nullcontext(batch.token_budget)])
+
     with closing(AnswerWriter(stage, model, tokenizer, seed, grouping, lambda said: None)) as writer:
-        writer.write_groups(prompts[:1], 0, batch.token_budget, lambda: False)  # warms up
+        writer.write_groups(prompts[:1], 0, attempts, lambda: False)  # warms up
         wait_for(model.runtime.device)
         started = time.perf_counter()
-        written = writer.write_groups(prompts, 0, batch.token_budget, lambda: False)
+        written = writer.write_groups(prompts, 0, attempts, lambda: False)
         wait_for(model.runtime.device)
         seconds = time.perf_counter() - started
     assert written is not None

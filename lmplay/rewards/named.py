@@ -8,8 +8,10 @@ import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+# A sign belongs to a number only where no other number is before it (3-5), a comma only where it divides thousands.
+_NUMBER = re.compile(r"(?:(?<![\d.])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")
 
 
 def exact(text: str, answer: str) -> float:
@@ -38,7 +40,12 @@ def json_value(text: str, answer: str) -> float:
         expected = json.loads(answer)
     except (ValueError, RecursionError):
         return 1.0
-    return float(found == expected) if isinstance(expected, (dict, list)) else 1.0
+    if not isinstance(expected, (dict, list)):
+        return 1.0
+    try:
+        return float(_typed(found) == _typed(expected))
+    except RecursionError:
+        return 0.0
 
 
 def length(text: str, answer: str, *, least: int = 0, most: int | None = None) -> float:
@@ -51,6 +58,13 @@ def length(text: str, answer: str, *, least: int = 0, most: int | None = None) -
 
 FUNCTIONS: dict[str, Callable[..., float]] = {"exact": exact, "number": number, "regex": regex, "json": json_value, "length": length}
 """By the names of `lmplay.plan.names.REWARDS`."""
+
+
+def _typed(value: Any) -> Any:
+    """Tell true and 1 apart, which Python does not; 1 and 1.0 stay the same."""
+    if isinstance(value, dict):
+        return {key: _typed(one) for key, one in value.items()}
+    return [_typed(one) for one in value] if isinstance(value, list) else (bool, value) if isinstance(value, bool) else value
 
 
 def _last_number(text: str) -> Fraction | None:

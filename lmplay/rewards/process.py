@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,11 @@ from ..words import cut
 
 # The time that an import has, and by default a text, in seconds.
 _START_SECONDS, _SECONDS = 120.0, 10.0
+# What the process waits longer than the program, which says what has taken too long.
+_GRACE_SECONDS = 2.0
 _SHOWN = 60  # characters of a text in a message
+MOST = 1e30
+"""The largest reward, so that float32 holds the sum of a batch."""
 
 
 class Rewards:
@@ -44,7 +49,8 @@ class Rewards:
         program = f"import sys; sys.path[:] = {[str(path) for path in sys.path]!r}; from {__name__} import main; main()"
         # What a terminal sends to its programs is not for this one.
         apart: dict[str, Any] = {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)} if os.name == "nt" else {"start_new_session": True}
-        self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **apart)
+        surroundings = {**os.environ, "PYTHONHASHSEED": "0"}  # a reward that goes through a set gives the same number in each run
+        self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=surroundings, **apart)
         try:
             self._send(list(self._specs))
             for spec in self._specs:
@@ -53,18 +59,25 @@ class Rewards:
             self.close()
             raise
 
-    def judge(self, texts: Sequence[Mapping[str, str]]) -> list[list[float]]:
+    def judge(self, texts: Sequence[Mapping[str, str]], interrupted: Callable[[], bool] = lambda: False) -> list[list[float]] | None:
         """Judge texts.
 
         :param texts: `text`, `answer` and `prompt` of each.
-        :return: the rewards of each, in the order of the specs.
-        :raises UserError: when a reward raises something, takes too long, or is no finite number.
+        :param interrupted: asked before each text.
+        :return: the rewards of each, in the order of the specs; None when interrupted.
+        :raises UserError: when a reward raises something, takes too long, or is no number from -MOST to MOST.
         """
         self.open()
         try:
             self._send(list(texts))
-            return [[self._receive(spec, float(spec.get("seconds", _SECONDS)), "", f", for the text {_quoted(one['text'])} and the answer "
-                                   f"{_quoted(one['answer'])}") for spec in self._specs] for one in texts]
+            found = []
+            for one in texts:
+                if interrupted():
+                    self.close()
+                    return None
+                where = f", for the text {_quoted(one['text'])} and the answer {_quoted(one['answer'])}"
+                found.append([self._receive(spec, float(spec.get("seconds", _SECONDS)), "", where) for spec in self._specs])
+            return found
         except BaseException:  # what it would still say belongs to no question any more
             self.close()
             raise
@@ -73,7 +86,7 @@ class Rewards:
         """End the process, if it runs."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            _kill(process)
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 with suppress(OSError):
@@ -99,7 +112,7 @@ class Rewards:
 
         def end() -> None:
             over.set()
-            process.kill()
+            _kill(process)
 
         clock = threading.Timer(seconds, end)
         clock.daemon = True
@@ -112,6 +125,21 @@ class Rewards:
         if "fault" in found:
             raise UserError(f"reward {spec['name']}: it {found['fault']}{where}. Mend it, and run the same command.")
         return float(found["reward"])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process, and those that it has started: they would keep its output open."""
+    if os.name != "nt":
+        with suppress(ProcessLookupError, PermissionError):  # it has ended, and is waited for by nobody yet
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
+def _end_after(seconds: float) -> None:
+    """Let the process end after a time, also where the program that would end it is gone; 0 = never."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def main() -> None:
@@ -129,8 +157,10 @@ def main() -> None:
         _write(output, found)
     for line in sys.stdin.buffer:
         for one in json.loads(line):
-            for function in functions:
+            for spec, function in zip(specs, functions, strict=True):
+                _end_after(float(spec.get("seconds", _SECONDS)) + _GRACE_SECONDS)
                 _write(output, _judge(function, one))
+                _end_after(0.0)
 
 
 def _load(spec: Mapping[str, Any]) -> Callable[..., Any]:
@@ -156,12 +186,18 @@ def _judge(function: Callable[..., Any], one: Mapping[str, str]) -> dict[str, An
     except BaseException as error:  # anybody's code may raise anything, SystemExit too
         return {"fault": f"raises {_named(error)}"}
     if not hasattr(type(reward), "__float__"):
-        return {"fault": f"returns {cut(repr(reward), _SHOWN)}, not a number"}
+        try:
+            shown = cut(repr(reward), _SHOWN)
+        except Exception:  # anybody's class
+            shown = f"what is {type(reward).__name__}"
+        return {"fault": f"returns {shown}, not a number"}
     try:
         value = float(reward)
     except Exception as error:
         return {"fault": f"returns what is no number ({_named(error)})"}
-    return {"reward": value} if math.isfinite(value) else {"fault": f"returns {value}, not a finite number"}
+    if not math.isfinite(value):
+        return {"fault": f"returns {value}, not a finite number"}
+    return {"reward": value} if abs(value) <= MOST else {"fault": f"returns {value:g}, allowed: from {-MOST:g} to {MOST:g}"}
 
 
 def _write(output: Any, found: Mapping[str, Any]) -> None:

@@ -119,6 +119,13 @@ def test_an_answer_fits_behind_every_prompt(prompt, answer_tokens):
         assert bool(piece.prompt_lost) == (len(prompt) > piece.n_prompt)
 
 
+def test_a_long_reference_answer_leaves_the_prompt_whole():
+    piece, = load_objective("grpo", {"answer_tokens": 20}).prepare(Sample("q" * 102, "a" * 200), Cutter(BYTES, 150))
+    assert (piece.n_prompt, piece.prompt_lost) == (102, 0)
+    piece, = load_objective("grpo", {"answer_tokens": 60}).prepare(Sample("q" * 102, "a"), Cutter(BYTES, 150))
+    assert piece.n_prompt == 75
+
+
 def test_a_validation_is_judged_by_rewards():
     from dataclasses import replace
 
