@@ -27,9 +27,6 @@ def check(settings: Settings, stages: Iterable[OpenStage]) -> None:
                    f"{in_words(sharding_optimizers())}, or leave --shard out." for name in sorted(names) if not optimizer_row(name).shards]
         if stage.settings.adapter is not None:
             faults.append(f"stage '{stage.stage.name}': adapter and --shard together: each process needs the whole base; give one of them.")
-        if stage.objective.writing is not None:
-            faults.append(f"stage '{stage.stage.name}': --shard: the objective {stage.settings.objective} lets each process write answers, which needs the "
-                          "whole model; take another objective, or leave --shard out.")
         if stage.objective.needs_reference:
             faults.append(f"stage '{stage.stage.name}': --shard: the objective {stage.settings.objective} compares with the model at the start of the stage, "
                           "which one process computes alone; take another objective, or leave --shard out.")

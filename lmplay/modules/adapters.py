@@ -43,7 +43,8 @@ def choose_layers(model: nn.Module, adapter: AdapterSettings) -> list[str]:
         faults += [] if found else [f"adapter.targets {adapter.targets}: the model has no such layer; give patterns over {_in_short(linear)}."]
     else:
         matching = {pattern: {name for name in linear if fnmatchcase(name, pattern)} for pattern in adapter.targets}
-        faults += [f"adapter.targets '{pattern}': matches no linear layer.{nearest(pattern, linear)} There are {_in_short(linear)}; the head is none of them."
+        faults += [f"adapter.targets '{pattern}': matches no linear layer.{nearest(pattern, linear)} There are {_in_short(linear)}; head and "
+                   "embeddings never get an adapter."
                    for pattern, names in matching.items() if not names]
         found = [name for name in linear if any(name in names for names in matching.values())]
     small = min(found, key=lambda name: min(linear[name].weight.shape), default=None)
@@ -135,12 +136,13 @@ def _forget(model: nn.Module) -> None:
 
 
 def _linear_layers(model: nn.Module, with_head: bool = False) -> dict[str, Any]:
-    """Find the linear layers of a model by name, but for its head, whatever name that has."""
-    head = getattr(model, "head", None)
-    of_head = set() if head is None or with_head else {id(part) for part in head.modules()} | {id(parameter) for parameter in head.parameters()} \
+    """Find the linear layers of a model by name, but for its head, whatever name that has, and those that its embeddings are computed with."""
+    head, embedding = getattr(model, "head", None), getattr(model, "token_embedding", None)
+    spared = set() if head is None or with_head else {id(part) for part in head.modules()} | {id(parameter) for parameter in head.parameters()} \
         | {id(getattr(head, "weight", None))}
+    spared |= {id(part) for part in embedding.modules()} if isinstance(embedding, nn.Module) else set()
     return {name: module for name, module in model.named_modules()
-            if (isinstance(module, nn.Linear) or type(module).__name__ == _TRANSPOSED) and not {id(module), id(module.weight)} & of_head}
+            if (isinstance(module, nn.Linear) or type(module).__name__ == _TRANSPOSED) and not {id(module), id(module.weight)} & spared}
 
 
 def _in_short(names: Any) -> str:

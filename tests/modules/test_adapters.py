@@ -120,7 +120,7 @@ def test_the_numbers_of_training_are_not_touched(monkeypatch):
 @pytest.mark.parametrize(("settings", "said"), [
     ({"targets": ["blocks.*.mlp.*", "layers.*"]}, "adapter.targets 'layers.*': matches no linear layer. There are blocks.*.attention.query_key_value, bl"),
     ({"targets": ["blocks.0.mlp.expansions"]}, "Did you mean 'blocks.0.mlp.expansion'?"),
-    ({"targets": ["head"]}, "the head is none of them"),
+    ({"targets": ["head"]}, "head and embeddings never get an adapter"),
     ({"targets": ["token_embedding"]}, "matches no linear layer"),
     ({"rank": 33}, "adapter.rank 33: is more than blocks.0.attention.query_key_value can have, which is 96 x 32; give 32 or less.")])
 def test_what_cannot_be_is_refused(settings, said):

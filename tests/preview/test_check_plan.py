@@ -220,6 +220,6 @@ def test_prompts_that_do_not_fit_are_told(capsys, tmp_path, monkeypatch):
     write_rows(tmp_path / "a.jsonl", [{"instruction": "Say it. " * (4 + 4 * (i % 2)), "output": "It. " * 3} for i in range(40)])
     write_plan(tmp_path, {"one": {"dataset": "a.jsonl", "validation": 0}})
     assert main([*TINY, "--training-plan", "plan.json", "--check-plan"]) == 0
-    assert "of 20 of these samples the prompt does not fit in the context with what is learned" in capsys.readouterr().out
+    assert "of 20 of these samples the prompt does not fit in the context with what follows it" in capsys.readouterr().out
     assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "4"]) == 0
     assert "20 prompts too long for the context, whose beginning was left out" in capsys.readouterr().out
