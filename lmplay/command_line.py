@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def help_text(self, whole: bool) -> str:
         """Write the help, without the flags in `further` unless it is the whole."""
-        left_out = [] if whole else [action for action in self._actions if action.dest in self.further]
+        left_out = [] if whole else [action for action in self._actions if action.dest in self.further and action.help != argparse.SUPPRESS]
         before = [action.help for action in left_out]
         for action in left_out:
             action.help = argparse.SUPPRESS

@@ -422,9 +422,9 @@ class Objective(Part):
             takes = [*OBJECTIVES[name].takes] if name in OBJECTIVES else ["settings"]
             yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
                         for key in (*OBJECTIVE_SETTINGS, "settings") if key in given and key not in takes)
-        losses = {"dpo": ("sigmoid", "ipo", "hinge"), "grpo": ("grpo", "dr_grpo", "dapo")}.get(str(name))
-        if losses and given.get("loss") not in (None, *losses):
-            yield "loss", f"found {given['loss']} with {name}, allowed: {in_words([*losses])}"
+        losses = {"dpo": ("sigmoid", "ipo", "hinge"), "grpo": ("grpo", "dr_grpo", "dapo")}
+        if given.get("loss") in {*itertools.chain.from_iterable(losses.values())} - {*losses.get(str(name), (given.get("loss"),))}:
+            yield "loss", f"found {given['loss']} with {name}, allowed: {in_words([*losses[str(name)]])}"
         if given.get("loss") in ("ipo", "hinge") and given.get("label_smoothing"):
             yield "label_smoothing", f"found it with the loss {given['loss']}, allowed: with sigmoid"
 

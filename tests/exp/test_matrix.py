@@ -57,7 +57,7 @@ def tokens(*shape: int, seed: int = 1) -> Tensor:
 
 def pieces(lengths: tuple[int, ...] = (24, 9, 9, 3, 17)) -> list[Any]:
     generator = np.random.default_rng(0)
-    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 1), n_prompt=1 + length // 8, learned=None, weight=None, preferred=None)
+    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 1), n_prompt=1 + length // 8, learned=None, weight=None, preferred=None, judged=None)
             for length in lengths]
 
 
@@ -190,7 +190,7 @@ def test_twenty_steps_go_as_they_have_gone(case: str) -> None:
     for step in range(20):
         start = tokens(4, seed=step)[:, None]
         rows = (start * (1 + torch.arange(CONTEXT + 1)) + start) % VOCAB  # counting in steps
-        pieces = [SimpleNamespace(tokens=row.numpy(), n_prompt=2, learned=None, weight=None, preferred=None) for row in rows]
+        pieces = [SimpleNamespace(tokens=row.numpy(), n_prompt=2, learned=None, weight=None, preferred=None, judged=None) for row in rows]
         optimizer.zero_grad()
         losses = []
         for mini_batch in collate(pieces, 4):

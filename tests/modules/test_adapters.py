@@ -76,7 +76,7 @@ def test_a_fresh_one_changes_nothing_and_a_learned_one_is_merged(case, kind):
 def test_it_alone_has_gradients_and_mini_batches_do_not_matter(case):
     model = adapted(make(case), targets="all").double().train()
     own = adapter_parameters(model)
-    pieces = [SimpleNamespace(tokens=np.arange(n + 1) % VOCAB, n_prompt=1, learned=None, weight=None, preferred=None) for n in (24, 9, 9, 3, 17)]
+    pieces = [SimpleNamespace(tokens=np.arange(n + 1) % VOCAB, n_prompt=1, learned=None, weight=None, preferred=None, judged=None) for n in (24, 9, 9, 3, 17)]
     found = []
     for size, packed in ((1, False), (2, False), (5, False), (5, True)):
         model.zero_grad(set_to_none=True)

@@ -19,7 +19,7 @@ def pieces_of(lengths, gaps):
     """Pieces with a prompt of two tokens and a truth, of which with `gaps` parts are not learned."""
     generator = np.random.default_rng(len(lengths))
     learned = [generator.random(length) < 0.7 if gaps else None for length in lengths]
-    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 2), n_prompt=2, learned=which, weight=None, preferred=None)
+    return [SimpleNamespace(tokens=generator.integers(0, VOCAB, length + 2), n_prompt=2, learned=which, weight=None, preferred=None, judged=None)
             for length, which in zip(lengths, learned, strict=True)]
 
 

@@ -86,8 +86,8 @@ def test_the_report_has_sets_charts_and_the_comparison(runs, capsys):
 
 
 def test_runs_that_differ_in_named_sets_alone_are_one_idea(runs, capsys):
-    for model in "ab":
-        edit(runs / f"{model}_settings.json", lambda settings: settings.update(lr=1.0))
+    for seed, model in enumerate("ab"):
+        edit(runs / f"{model}_settings.json", lambda settings, seed=seed: settings.update(lr=1.0, seed=seed))
     [one, other] = json.loads(plot(capsys, runs, "--json")[1])
     assert one["group"] == other["group"]
     assert one["group"]["n"] == 2

@@ -24,7 +24,7 @@ def test_builtin_tales(folder):
         source[-1]
 
 
-@pytest.mark.parametrize(("path", "says"), [("builtin:tails", "Did you mean 'builtin:tales'?"), ("builtin:tales/99", "builtin:tales/4, with ?seed=NUMBER"),
+@pytest.mark.parametrize(("path", "says"), [("builtin:tails", "Did you mean 'builtin:tales'?"), ("builtin:tales/99", "builtin:sums, with ?seed=NUMBER"),
                                             ("builtin:tales/x", "builtin:tales/4"), ("builtin:tales?seed=x", "?seed=NUMBER")])
 def test_unknown_corpora_are_refused(folder, path, says):
     refusal = refused(path, folder)
