@@ -72,7 +72,7 @@ def keep_base(path: Path, model: dict[str, Any]) -> str:
     :return: the identity of the base.
     :raises OSError: when it cannot be written.
     """
-    identity = _identify(model["state"])
+    identity = identify(model["state"])
     file = path.parent / FOLDER / f"{identity}.lmp"
     make_folder(file.parent, "folder of the weights below adapters")
     remove_leftovers(file.parent, lambda name: name == file.name, _LEFT_OVER)
@@ -107,7 +107,7 @@ def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         base = read(file, mmap=True)["model"]["state"]
     except (UserError, KeyError) as error:
         raise UserError(f"{missing} cannot be read ({str(error).split('. ')[0]}). Bring that file back{_instead(path, content)}.") from None
-    if _identify(base) != identity:
+    if identify(base) != identity:
         raise UserError(f"{missing} are others than those that it was trained on. Bring that file back{_instead(path, content)}.")
     return {**content, "model": {**model, "base": base}}
 
@@ -173,8 +173,8 @@ def merged(model: dict[str, Any]) -> dict[str, Any]:
     return {"state_args": {key: value for key, value in model["state_args"].items() if key != "adapter"}, "state": module.state_dict()}
 
 
-def _identify(state: Mapping[str, torch.Tensor]) -> str:
-    """Hash weights."""
+def identify(state: Mapping[str, torch.Tensor]) -> str:
+    """Give the identity of weights: a hash of them, as text."""
     said = blake2b(digest_size=16)
     hash_weights(state, said.update)
     return said.hexdigest()

@@ -19,7 +19,7 @@ _MOST_GRAPHS = 256
 class Compiled(nn.Module):
     """Runs the compiled code of a model: one graph for mini-batches of several pieces of any length, and one for those of a single piece.
 
-    Each is compiled when it is first needed, with an example of a fixed size and not with the mini-batch at hand: the compiler's choices depend on the size,
+    Each is compiled when it is first needed, with an example of a fixed size and not with the current mini-batch: the compiler's choices depend on the size,
     and with them the last bits of a result, which must not depend on where a run was stopped.
     """
 

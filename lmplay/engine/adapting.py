@@ -83,12 +83,17 @@ def end_adapter(run: Run, stage: str, settings: StageSettings) -> None:
 @contextmanager
 def tried(module: nn.Module, settings: StageSettings) -> Iterator[None]:
     """Put the adapter of a stage, if it has one, on a model in this block, to see what it takes."""
-    if settings.adapter is not None:
-        add_adapter(module, settings.adapter, choose_layers(module, settings.adapter))
+    if settings.adapter is None:
+        yield
+        return
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    add_adapter(module, settings.adapter, choose_layers(module, settings.adapter))
     try:
         yield
     finally:
         drop_adapter(module)
+        for parameter in trained:
+            parameter.requires_grad_()
 
 
 def check_adapters(spec: ModelSpec, stages: Sequence[Stage], planned: Sequence[Stage]) -> None:

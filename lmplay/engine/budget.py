@@ -93,7 +93,7 @@ class TokenBudget:
             run.optimizers.zero_grad()
             restore_torch_random_state(random_before)
             free_memory(run.runtime.device)
-            run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the work at hand is done again")
+            run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the current mini-batches are done again")
 
     @contextmanager
     def _attempt(self, tokens: int, longest: int, failed: list[bool]) -> Iterator[int]:

@@ -99,7 +99,7 @@ class Outline:
 
     @property
     def stored_optimizer(self) -> str | None:
-        """The optimizer that the checkpoint has a state of; None where that is not gone on with."""
+        """The optimizer that the checkpoint has a state of; None where training does not continue with it."""
         return None if self.stored is None or self.settings.ignore_optimizer else _optimizer_of(self.stored)
 
     def stage_settings(self, stage: Stage, begun: bool = False) -> StageSettings:

@@ -2,7 +2,7 @@
 
 A stage that compares with its beginning needs no second model then. The file is named by what decides its contents: weights, precision, data, and the settings
 that decide which of it is read and in which order; so a run never changes what another one needs.
-While it is made it has another name, and grows by chunks of answers, each a line with a checksum: what a kill leaves is gone on with, and a chunk is always
+While it is made it has another name, and grows by chunks of answers, each a line with a checksum: what a kill leaves is continued, and a chunk is always
 computed as a whole, so that the bits are those of a computation that was never stopped.
 """
 from __future__ import annotations

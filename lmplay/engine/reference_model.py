@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import torch
-from torch import nn
 
-from ..checkpoints.base import hash_weights
+from ..checkpoints.base import identify
 from ..device.model import DeviceModel
 from ..errors import UserError
 from ..files import write_atomic
@@ -29,42 +28,39 @@ def find_model(run: Run, stage: OpenStage) -> DeviceModel:
     module = copy.deepcopy(run.device_model.raw).requires_grad_(False).eval()
     folder = run.out_dir / FOLDER
     if stage.state.position is None or stage.state.reference is None:  # nothing has been trained in this stage
-        stage.state.reference = _name(module)
-        _write(run, stage, folder / f"{stage.state.reference}.pt", module)
+        weights = module.state_dict()
+        stage.state.reference = identify(weights)
+        _write(run, stage, folder / f"{stage.state.reference}.pt", weights)
     else:
         path = folder / f"{stage.state.reference}.pt"
-        if wrong := _read(path, module, stage.state.reference):
-            raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, the model at the start of the stage, and it has been trained since. Bring the file "
+        found = _read(path)
+        if isinstance(found, str):
+            raise UserError(f"stage '{stage.stage.name}': {path} {found}, the model at the start of the stage, and it has been trained since. Bring the file "
                             f"back, or {anew(run, stage)}.")
+        module.load_state_dict(found)
     return DeviceModel(module, module, run.runtime)
 
 
-def _write(run: Run, stage: OpenStage, path: Path, module: nn.Module) -> None:
+def _write(run: Run, stage: OpenStage, path: Path, weights: dict[str, Any]) -> None:
     """Keep the weights, unless they are kept already."""
-    if path.exists() and not _read(path, copy.deepcopy(module), path.stem):
+    if not isinstance(_read(path), str):
         return
     run.report.say(f"stage '{stage.stage.name}': the model as it is now is kept in {path}, to be compared with")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, lambda file: torch.save(module.state_dict(), file))
+        write_atomic(path, lambda file: torch.save(weights, file))
     except OSError as error:
         raise UserError(f"{path}: the model at the start of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "
                         "on with it.") from error
 
 
-def _read(path: Path, module: nn.Module, name: str) -> str:
-    """Give a module the weights of a file; returns what is wrong with it, else the empty text."""
+def _read(path: Path) -> dict[str, Any] | str:
+    """Read the weights that a file is named by; what is wrong with it, as text, where they are not there."""
     try:
-        module.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+        found = torch.load(path, weights_only=True, map_location="cpu")
+        whole = identify(found) == path.stem
     except FileNotFoundError:
         return "is not there"
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, BadZipFile, TypeError, AttributeError):
         return "is damaged"
-    return "" if _name(module) == name else "is damaged"
-
-
-def _name(module: nn.Module) -> str:
-    """Hash the weights."""
-    said = blake2b(digest_size=16)
-    hash_weights(module.state_dict(), said.update)
-    return said.hexdigest()
+    return found if whole else "is damaged"

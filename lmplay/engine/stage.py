@@ -72,7 +72,7 @@ class StageRunner:
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]
         self.by_source = BySource(self.data, self.stats)
-        self.data_seconds = 0.0  # waited for the batch at hand
+        self.data_seconds = 0.0  # waited for the current batch
         self._grads_checked = False
 
     @property

@@ -57,8 +57,7 @@ class Modern(nn.Module):
         :param value_residual: each block mixes its values with those of the first (Zhou et al. 2024, "Value Residual Learning").
         :param value_embeddings: tables of values by token, mixed in in the last N blocks and, in the opposite order, the first N.
         :param residual_scalars: before each block the stream is mixed with the embeddings, by two learned factors.
-        :param sampled_tokens: tokens that the softmax of a training step is over, of a vocabulary with more; 0 = all. See
-            :func:`lmplay.objectives.candidates.choose_candidates`.
+        :param sampled_tokens: see `candidates` of :class:`lmplay.modules.heads.LinearTerms`.
         :raises UserError: when sizes do not fit each other, or a setting is unknown.
         """
         super().__init__()

@@ -21,7 +21,7 @@ _ROWS, _MULTIPLE = 32, 64
 def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sum ``cross_entropy(logits, target)`` over the positions, `chunk` of them at a time.
 
-    The gradients are computed in the forward pass, while a chunk's softmax is at hand, so that no chunk is multiplied twice;
+    The gradients are computed in the forward pass, while a chunk's softmax is in memory, so that no chunk is multiplied twice;
     backward only scales them, once (a second backward through the same graph raises torch's error about an in-place change).
     Under autocast the products are in its type; softmax, loss and held gradients are float32 (float64 for float64 input).
     The gradient is that of the sum plus the head's z-loss, the value is that of the sum alone, so that losses with and without it compare.

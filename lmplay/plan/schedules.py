@@ -187,7 +187,7 @@ class Chain:
         return [1.0 - math.fsum(behind[number:]) for number in range(len(behind) + 1)]
 
     def _next(self, place: Place, now: Mapping[str, float | None]) -> tuple[int, dict[str, float]] | None:
-        """Give the number of the part that comes next, and where it begins as far as that is exactly known; None where the one at hand goes on."""
+        """Give the number of the part that comes next, and where it begins as far as that is exactly known; None where the current one goes on."""
         part, progress = self.parts[place.part], now["progress"]
         if place.part == len(self.parts) - 1:
             return None
@@ -202,7 +202,7 @@ class Chain:
         return None
 
     def _done(self, place: Place, now: Mapping[str, float | None]) -> float:
-        """Give the share of the part at hand that is done."""
+        """Give the share of the current part that is done."""
         part = self.parts[place.part]
         if part.unit in UNITS:
             return ((now[part.unit] or 0) - getattr(place, part.unit)) / part.length

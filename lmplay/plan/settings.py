@@ -142,6 +142,8 @@ class Settings(Options):
             f"{' and '.join(looks)} together: each of them shows something and ends; give one.": len(looks) > 1,
             "--show-samples 0: shows nothing; give a number from 1, or leave it out to train.": "show_samples" in self.explicit and not self.show_samples,
             "--quiet and --verbose together: give one of them.": self.quiet and self.verbose,
+            f"--shard-reduce-dtype {self.shard_reduce_dtype}: says how --shard sums gradients; add --shard, or leave it out.":
+                "shard_reduce_dtype" in self.explicit and not self.shard,
             "--json: is for --check-plan, --inspect, --show-samples and --show-batch; give one of them, or leave it out.":
                 self.json and not any(getattr(self, name) for name in _AS_JSON)}
         return [fault for fault, found in rules.items() if found]

@@ -126,13 +126,13 @@ class _StreamedArticles(StreamedSource):
 
 
 class _ArticleStream(Stream):
-    """One reading: the position is one of the lines, the lines from there to the article at hand, and how many rows of that have been given."""
+    """One reading: the position is one of the lines, the lines from there to the current article, and how many rows of that have been given."""
 
     def __init__(self, source: StreamedSource, field: str, state: Any):
         self._source, self._field = source, field
         position: tuple[Any, int, int] = state or (None, 0, 0)
         self._known, self._before, self._given = position
-        self._rows: list[dict[str, Any] | BadRow] = []  # of the article at hand, which has `_size` lines
+        self._rows: list[dict[str, Any] | BadRow] = []  # of the current article, which has `_size` lines
         self._size = 0
         self._articles: Iterator[list[_Line]] | None = None
         self._taken = 0  # lines, since the known position
@@ -176,7 +176,7 @@ class _ArticleStream(Stream):
         self._rows = [*(line for line in article if isinstance(line, BadRow)), _as_row(article)]
 
     def _open(self) -> Iterator[list[_Line]]:
-        """Read lines from the known position on, those before the article at hand first."""
+        """Read lines from the known position on, those before the current article first."""
         self._lines, self._taken = self._source.open(self._known), 0
         lines = self._count(self._lines)
         for _ in range(self._before):
