@@ -9,6 +9,7 @@ from torch import nn
 
 from lmplay.checkpoints.format import FORMAT, versions, write
 from lmplay.exp import build_model, get_experiment
+from lmplay.export.command import run
 from lmplay.tokenizer import Tokenizer, load_tokenizer
 
 SIZES: dict[str, Any] = {"context_len": 32, "num_blocks": 2, "embed_dim": 32, "num_heads": 4, "dropout": 0.0}
@@ -44,3 +45,12 @@ def their_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)(tokens).logits.float()
+
+
+def refused(capsys: Any, *arguments: Any) -> str:
+    """Run lmp_export with what it refuses; gives its one line."""
+    assert run([str(argument) for argument in arguments]) == 2
+    said: str = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("lmp_export: ")
+    return said

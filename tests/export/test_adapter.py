@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported import logits, model_file
+from exported import logits, model_file, refused
 from helpers import TINY, sentences, write_plan, write_rows
 
 from lmplay.checkpoints.base import base_file, finished_file, keep_base, keep_finished, open_model
@@ -26,13 +26,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LMP_DATASETS", raising=False)
     return tmp_path
-
-
-def refused(capsys, *arguments) -> str:
-    assert run([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
 
 
 def kept_adapter(experiment: str, kind: str, targets, **settings) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exported import logits, model_file, stirred, their_logits
+from exported import logits, model_file, refused, stirred, their_logits
 from helpers import ENVIRONMENT, TINY, sentences, write_rows
 
 from lmplay.checkpoints.trained import open_trained
@@ -30,14 +30,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LMP_DATASETS", raising=False)
     return tmp_path
-
-
-def refused(capsys, *arguments) -> str:
-    assert run([str(argument) for argument in arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("lmp_export: ")
-    return said
 
 
 @pytest.mark.parametrize(("experiment", "settings"), [

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lmplay.data.collate import collate
+from lmplay.engine.adapting import tried
 from lmplay.errors import UserError
 from lmplay.exp import build_model, experiments, get_experiment
 from lmplay.modules.adapters import adapter_parameters, adapter_state, add_adapter, choose_layers, drop_adapter, merge_adapter
@@ -192,3 +193,14 @@ def test_models_of_transformers(family, layers):
     merge_adapter(model)
     torch.testing.assert_close(logits(model), learned, rtol=1e-4, atol=1e-4)
     assert len(own) > 2 * layers
+
+
+def test_trying_an_adapter_leaves_the_model_as_it_was():
+    model = make("gpt2ish")
+    model.get_parameter("token_embedding.weight").requires_grad_(False)
+    before = {name: (parameter.requires_grad, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    with tried(model, SimpleNamespace(adapter=AdapterSettings("lora", 4))):
+        assert len(list(model.named_parameters())) > len(before)
+    after = dict(model.named_parameters())
+    assert {name: parameter.requires_grad for name, parameter in after.items()} == {name: flag for name, (flag, _) in before.items()}
+    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())

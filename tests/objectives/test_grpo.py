@@ -7,6 +7,7 @@ import torch
 from answers import pieces_of_answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import learned
 from texts import BYTES
 
 from lmplay.data.collate import collate
@@ -65,20 +66,8 @@ def test_losses_gradients_and_figures_are_those_of_the_papers_for_any_mini_batch
     pieces = pieces_of_answers(lengths, advantages, before=olds, reference=refs)
     loss, clipped = expected_of(model, pieces, kind, 0.2, clip_high or 0.2, kl, temperature)
     loss.backward()
-    wanted = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
-    model.zero_grad()
     objective = load_objective("grpo", {"loss": kind, "clip_high": clip_high, "kl": kl, "temperature": temperature})
-    mini_batches = collate(pieces, size, token_budget=budget, packed=packed)
-    count = sum(objective.count(mini_batch) for mini_batch in mini_batches)
-    total, figures = 0.0, dict.fromkeys((name for name in objective.sum_names if name != "writing_seconds"), 0.0)
-    for mini_batch in mini_batches:
-        result = objective.loss(model, mini_batch, model.head)
-        (result.loss_sum / count).backward()
-        total += float(result.loss_sum.detach())
-        figures = {key: value + float(result.figures[key]) for key, value in figures.items()}
-    assert total / count == pytest.approx(float(loss.detach()), rel=1e-9, abs=1e-12)
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[key], rtol=1e-7, atol=1e-10)
+    figures = learned(objective, model, collate(pieces, size, token_budget=budget, packed=packed), loss, atol=1e-10)
     assert figures["answers"] == len(answers)
     assert figures["answer_tokens_sum"] == sum(lengths) + len(lengths)
     assert figures["reward_sum"] == pytest.approx(sum(advantages) + len(answers), abs=1e-5)

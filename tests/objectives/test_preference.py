@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import learned
 from pairs import pieces_of_pairs
 from texts import BYTES
 
@@ -75,20 +76,9 @@ def test_losses_gradients_and_figures_are_those_of_the_papers_for_any_mini_batch
         judged.append(expected_of(name, given_settings, one, other, n_one, n_other, known[id(chosen)], known[id(rejected)]))
     loss = torch.stack([one[0] for one in judged]).mean()
     loss.backward()
-    wanted = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
-    model.zero_grad()
     mini_batches = collate(pieces, size, token_budget=budget, packed=packed, reference=lambda piece: known[id(piece)])
-    count = sum(objective.count(mini_batch) for mini_batch in mini_batches)
-    assert count == len(pairs)
-    total, figures = 0.0, dict.fromkeys(objective.sum_names, 0.0)
-    for mini_batch in mini_batches:
-        result = objective.loss(model, mini_batch, model.head)
-        (result.loss_sum / count).backward()
-        total += float(result.loss_sum.detach())
-        figures = {key: value + float(result.figures[key]) for key, value in figures.items()}
-    assert total / count == pytest.approx(float(loss.detach()), rel=1e-9, abs=1e-12)
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[key], rtol=1e-7, atol=1e-11)
+    figures = learned(objective, model, mini_batches, loss, atol=1e-11)
+    assert figures["count"] == len(pairs)
     assert figures["pairs"] == len(pairs)
     assert figures["chosen_sum"] == pytest.approx(sum(float(one[1].detach()) for one in judged), rel=1e-9)
     assert figures["rejected_sum"] == pytest.approx(sum(float(one[2].detach()) for one in judged), rel=1e-9)

@@ -93,6 +93,7 @@ def test_a_setting_that_shapes_a_new_model_is_a_key_of_model():
     (["--describe", "--show-samples", "1"], "--describe and --show-samples together"),
     (["--quiet", "--verbose"], "--quiet and --verbose together"),
     (["--json"], "--json: is for --check-plan"),
+    (["--shard-reduce-dtype", "bfloat16"], "--shard-reduce-dtype bfloat16: says how --shard sums gradients; add --shard"),
 ])
 def test_flags_that_contradict_each_other_are_refused(arguments, fault):
     with pytest.raises(UserError) as error:
