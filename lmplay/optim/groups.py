@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..modules.adapters import PART, adapter_parameters
-from ..plan.schema import OptimizerRule
+from ..plan.training_keys import OptimizerRule
 from .freeze import no_match
 
 PARAMETERS = ("all", "matrices", "others")

@@ -12,8 +12,8 @@ from torch import nn
 from ..errors import UserError, nearest
 from ..modules.adapters import adapter_parameters
 from ..plan.names import CODE, OPTIMIZERS, Member, OptimizerRow, optimizer_row
-from ..plan.schema import OptimizerRule
 from ..plan.settings import StageSettings
+from ..plan.training_keys import OptimizerRule
 from .average import WeightAverage
 from .groups import follow_rules, parameter_groups
 from .set import OptimizerSet, Part

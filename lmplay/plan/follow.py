@@ -8,8 +8,9 @@ from ..errors import UserError
 from .load import plan_from_json
 from .options import FLAGS
 from .recipes import RECIPES
+from .schedule_keys import LENGTHS
 from .schedules import ScheduleFault
-from .schema import LENGTHS, Plan
+from .schema import Plan
 from .settings import Settings
 
 # Endings of the names of experiments, for their sizes.

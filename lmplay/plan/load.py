@@ -1,6 +1,6 @@
 """Finding a plan, reading it, and refusing a wrong one with all its faults at once.
 
-A fault line names plan, stage, key, the wrong value and what is allowed, in the words of the descriptions in schema.py.
+A fault line names plan, stage, key, the wrong value and what is allowed, in the words of the descriptions of the keys (schema.py and its parts).
 """
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, near
 from .mended import mended
 from .names import RESERVED_ENDING
 from .options import MOST
+from .part import Part
+from .schedule_keys import LENGTHS, divide_over_plan
 from .schedules import ScheduleFault
-from .schema import LENGTHS, ROLES, STAGE_NAME, Header, ModelDefaults, Optimizer, Overrides, Part, Plan, SourceSpec, Stage, StageBody, divide_over_plan
+from .schema import ROLES, STAGE_NAME, Header, ModelDefaults, Overrides, Plan, SourceSpec, Stage, StageBody
+from .training_keys import Optimizer
 from .used import is_record
 
 _HUB_PATH = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)

@@ -21,7 +21,8 @@ from .options import CHANGING, FLAGS, Options
 
 if TYPE_CHECKING:
     from .schedules import Chain
-    from .schema import OptimizerRule, Plan, Stage
+    from .schema import Plan, Stage
+    from .training_keys import OptimizerRule
 
 # The flags that shape a new model, and so can stand in a plan's `$model`.
 MODEL_KEYS = tuple(flag.name for flag in FLAGS if "model" in flag.keys and flag.name != "exp")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lmplay.errors import UserError
 from lmplay.optim.optimizers import OPTIMIZERS, build_optimizers
-from lmplay.plan.schema import OptimizerRule
+from lmplay.plan.training_keys import OptimizerRule
 
 ALONE_OF_TORCH = [name for name, row in OPTIMIZERS.items() if len(row.members) == 1 and row.members[0].target.startswith("torch.optim:")]
 
