@@ -26,19 +26,23 @@ _SIZES = ["--num-blocks", BLOCKS, "--embed-dim", WIDTH, "--num-heads", HEADS, "-
 _CLASSIC = (["--exp", "gpt2ish", "--lr", 1.5e-3, "--weight-decay", 0.1, "--betas", "0.9,0.95", "--grad-clip", 1.0],
             {"batch_size": BATCH, "lr_schedule": "cosine", "warmup": 0.05})
 _MODERN: tuple[list[Any], dict[str, Any]] = (
-    ["--exp", "modern", "--lr", 3e-3, "--weight-decay", 0.1, "--grad-clip", 1.0],
-    {"batch_size": 16, "optimizer": "muon", "lr_schedule": {"name": "linear", "min_fraction": 0}, "warmup": 0.05})
+    ["--exp", "modern", "--lr", 6e-3, "--weight-decay", 0.1, "--grad-clip", 1.0],
+    {"batch_size": 8, "optimizer": "muon", "lr_schedule": {"name": "linear", "min_fraction": 0}, "warmup": 0.05})
 
 
 class Way(NamedTuple):
-    """A way to train: flags and the stage's keys (None = the transformers Trainer), and whether it is compiled."""
+    """A way to train: flags (None = the transformers Trainer), keys of the stage, whether it is compiled, and keys of the plan's `$model`."""
 
     flags: list[Any] | None
     stage: dict[str, Any]
     compiled: bool = False
+    model: dict[str, Any] | None = None
 
 
+_SAMPLED = {"tied_head": True, "settings": {"sampled_tokens": 8192}}
 WAYS = {"classic": Way(*_CLASSIC), "classic compiled": Way(*_CLASSIC, True), "Trainer": Way(None, {}), "modern": Way(*_MODERN),
+        "modern sampled": Way(*_MODERN, model={"settings": {"sampled_tokens": 8192}}), "modern sampled tied": Way(*_MODERN, model=_SAMPLED),
+        "modern sampled tied lr 0.01": Way([*_MODERN[0], "--lr", 1e-2], _MODERN[1], model=_SAMPLED),
         "modern, AdamW": Way(_MODERN[0], {**_MODERN[1], "optimizer": "adamw"}), "gpt2ish, Muon": Way(["--exp", "gpt2ish", *_MODERN[0][2:]], _MODERN[1])}
 
 
@@ -51,7 +55,7 @@ def train(way: Way, steps: int, seed: int, arguments: argparse.Namespace, folder
         command, model = [sys.executable, str(Path(__file__).with_name("trainer_peer.py")), json.dumps(given)], out / "trained"
     else:
         stage = {"dataset": str(Path(arguments.texts).resolve()), "steps": steps, "validation": 0, **way.stage}
-        (out / "plan.json").write_text(json.dumps({"train": stage}))
+        (out / "plan.json").write_text(json.dumps({"$model": way.model or {}, "train": stage}))
         flags = [*way.flags, *_SIZES, "--tokenizer", arguments.tokenizer, "--training-plan", out / "plan.json", "--out-dir", out, "--model", out / "m.lmp",
                  "--seed", seed, "--save-interval", 0, "--accuracy-pieces", 0, "--mini-batch-size", 16, *["--amp"] * arguments.amp,
                  *["--compile-model"] * way.compiled, "--quiet"]

@@ -17,11 +17,11 @@ from .judged import Judged
 class MiniBatch:
     """What goes through the device at once.
 
-    `tokens_BT` (int64) are the inputs, padded on the right; or, where `seq_lens` are given, one row (B = 1) of pieces of these lengths, packed one behind
-    the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N` (int64) those next tokens.
-    `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding. `weights_N` (float64, on
-    the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the log-probabilities that the
-    reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
+    `tokens_BT` (int64) are the inputs, padded on the right; or, where `seq_lens` are given, one row (B = 1) of pieces of these lengths, each with its own
+    padding if any, packed one behind the other. `positions_N` (int64) are the positions in the flattened tokens whose next token is to be learned, `targets_N`
+    (int64) those next tokens. `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding.
+    `weights_N` (float64, on the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the
+    log-probabilities that the reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
     """
 
     tokens_BT: torch.Tensor
@@ -56,29 +56,34 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, lo
 
     :param pieces: the pieces of a batch.
     :param mini_batch_size: the most pieces in a mini-batch, but at least a pair; used without a `token_budget`.
-    :param multiple: padded lengths are rounded up to a multiple of this (compiled code likes few shapes).
+    :param multiple: padded lengths, and those of packed pieces, are rounded up to a multiple of this: compiled code and products in half precision want few
+        shapes.
     :param longest: but not beyond this length (the context).
     :param token_budget: the most tokens in a mini-batch, padding included, however many pieces these are; a longer piece has one alone. 0 = not used.
-    :param packed: one behind the other, without padding.
+    :param packed: one behind the other, without padding but for `multiple`.
     :param reference: gives the log-probability of a piece's truth by the reference; None = there is none.
     :return: the mini-batches; all pieces are in exactly one.
     """
     units = sorted(_pairs(pieces), key=lambda unit: (-max(len(pieces[i].tokens) for i in unit), unit[0]))
     order, borders = [i for unit in units for i in unit], list(accumulate(map(len, units)))
     # The last token of a piece is only ever a target.
-    lengths = [len(pieces[number].tokens) - 1 for number in order]
+    widths = [_round_up(len(pieces[number].tokens) - 1, multiple, longest) for number in order]
     mini_batches, start = [], 0
     while start < len(order):
         first = bisect_right(borders, start)
-        length = max(lengths[start:borders[first]])
-        width = -(-length // multiple) * multiple
-        width = max(length, min(width, longest or width))
-        ends = list(accumulate(lengths[start:])) if packed else range(width, width * (len(order) - start) + 1, width)
+        width = max(widths[start:borders[first]])
+        ends = list(accumulate(widths[start:])) if packed else range(width, width * (len(order) - start) + 1, width)
         stop = start + (bisect_right(ends, token_budget) if token_budget else mini_batch_size)
         stop = borders[max(first, bisect_right(borders, stop) - 1)]
-        mini_batches.append(_collate_one(pieces, order[start:stop], None if packed else width, reference))
+        mini_batches.append(_collate_one(pieces, order[start:stop], widths[start:stop] if packed else [width] * (stop - start), packed, reference))
         start = stop
     return mini_batches
+
+
+def _round_up(length: int, multiple: int, longest: int | None) -> int:
+    """Round a length up to a multiple, but not beyond the longest."""
+    width = -(-length // multiple) * multiple
+    return max(length, min(width, longest or width))
 
 
 def _pairs(pieces: Sequence[Piece]) -> list[list[int]]:
@@ -92,11 +97,10 @@ def _pairs(pieces: Sequence[Piece]) -> list[list[int]]:
     return units
 
 
-def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None, reference: Callable[[Piece], float] | None) -> MiniBatch:
-    """Build one mini-batch from the pieces with these numbers: padded to a width, or packed."""
-    lengths = [len(pieces[number].tokens) - 1 for number in numbers]
-    starts = list(accumulate(lengths[:-1], initial=0)) if width is None else list(range(0, len(numbers) * width, width))
-    tokens = np.zeros(sum(lengths) if width is None else len(numbers) * width, dtype=np.int64)
+def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int], packed: bool, reference: Callable[[Piece], float] | None) -> MiniBatch:
+    """Build one mini-batch from the pieces with these numbers, each padded to its width: all widths are equal, unless the pieces are packed."""
+    starts = accumulate(widths[:-1], initial=0)
+    tokens = np.zeros(sum(widths), dtype=np.int64)
     positions, targets, rows = [], [], []
     begin = 0
     for start, number in zip(starts, numbers, strict=True):
@@ -109,8 +113,9 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], width: int | None,
         targets.append(truth if piece.learned is None else truth[piece.learned])
         rows.append((number, slice(begin, begin + len(targets[-1]))))
         begin += len(targets[-1])
-    return MiniBatch(torch.from_numpy(tokens).view(1 if width is None else len(numbers), -1), torch.from_numpy(np.concatenate(positions)),
-                     torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - sum(lengths), tuple(lengths) if width is None else None,
+    n_tokens = sum(len(pieces[number].tokens) - 1 for number in numbers)
+    return MiniBatch(torch.from_numpy(tokens).view(1 if packed else len(numbers), -1), torch.from_numpy(np.concatenate(positions)),
+                     torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - n_tokens, tuple(widths) if packed else None,
                      _weights([pieces[number] for number in numbers]),
                      None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64),
                      [one for number in numbers if (one := pieces[number].judged) is not None] or None)

@@ -19,6 +19,8 @@ from .allocator import keep_freed_memory, let_segments_grow, return_freed_memory
 from .ranks import Ranks
 
 _COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it
+# oneDNN, which multiplies in half precision on a CPU, makes code for each new shape and keeps it: half a millisecond to 2, and up to megabytes, each time.
+_HALF_MULTIPLE = 16
 # Up to this context length compiled bfloat16 code on a CPU is faster with plain matrix products for attention than with torch's fused kernel.
 _PLAIN_CONTEXT = 512
 
@@ -59,6 +61,8 @@ class Runtime:
     @property
     def length_multiple(self) -> int:
         """The lengths of mini-batches are rounded up to a multiple of this."""
+        if self.device.type == "cpu" and self.amp_dtype is not None:
+            return _HALF_MULTIPLE
         return _COMPILED_MULTIPLE if self._settings.compile_model else 1
 
     def packs(self, model: nn.Module) -> bool:

@@ -7,9 +7,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..modules.heads import LinearTerms
+
+# The number of candidates beyond those asked for is a multiple of this.
+_MULTIPLE = 256
 
 
 def choose_candidates(terms: LinearTerms, targets_N: Tensor) -> tuple[LinearTerms, Tensor, Tensor]:
@@ -31,6 +34,7 @@ def choose_candidates(terms: LinearTerms, targets_N: Tensor) -> tuple[LinearTerm
     place_V[ids] = torch.arange(len(ids), device=device)
     own = targets_N[place_V[targets_N] < 0].unique()
     place_V[own] = torch.arange(len(ids), len(ids) + len(own), device=device)
+    own = nn.functional.pad(own, (0, -len(own) % _MULTIPLE))  # of few sizes, for the products; an id too many counts for no position
     log_weights = torch.zeros(len(ids) + len(own), device=device)
     log_weights[first:len(ids)] = math.log((size - first) / max(len(drawn), 1))
     log_weights[len(ids):] = -math.inf

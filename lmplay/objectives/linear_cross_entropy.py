@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..modules.heads import LinearTerms
@@ -86,20 +86,24 @@ def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: in
     weight_gradient = torch.zeros_like(weight_VD, dtype=exact) if with_weight else None
     for start in range(0, total, chunk):
         part = slice(start, min(start + chunk, total))
-        hidden, padded = hidden_ND[part], padded_CP[: part.stop - start]
+        hidden, count = hidden_ND[part], part.stop - start
+        if exact != hidden_ND.dtype:  # more rows, of zeros, so that the products have few shapes
+            hidden = nn.functional.pad(hidden, (0, 0, 0, -count % _MULTIPLE))
+        padded = padded_CP[:len(hidden)]
         logits = padded[:, :size]
         torch.mm(hidden / soft_cap if soft_cap else hidden, weight_VD.t(), out=logits)
-        for first in range(0, len(hidden), rows):
+        for first in range(0, count, rows):
             here = slice(start + first, min(start + first + rows, part.stop))
-            of_rows = logits[first:first + rows]
+            of_rows = logits[first:first + here.stop - here.start]
             softmax = softmax_RV[:len(of_rows)]
             losses_N[here], predictions_N[here] = _judge_rows(of_rows, targets_N[here, None], terms, softmax, with_hidden or with_weight)
             if exact != logits.dtype and (with_hidden or with_weight):
                 of_rows.copy_(softmax)
+        logits[count:] = 0
         if exact == logits.dtype:
-            logits = padded = softmax_RV[: len(hidden)]
+            logits = padded = softmax_RV[:count]
         if hidden_gradient is not None:
-            hidden_gradient[part] = logits @ weight_VD
+            hidden_gradient[part] = (logits @ weight_VD)[:count]
         if weight_gradient is not None and exact == logits.dtype:
             weight_gradient.addmm_(logits.t(), hidden)
         elif weight_gradient is not None:
@@ -110,11 +114,17 @@ def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: in
 def _padded(hidden_ND: Tensor, rows: int, size: int) -> Tensor:
     """Make a buffer for logits; of half precision its rows begin at whole cache lines, as fast products need: of 50,257 columns they otherwise begin anywhere.
 
-    :return: (rows, `size` or the next multiple of 64), the columns from `size` on are 0.
+    :return: (`rows` and `size`, or their next multiples of 64), the columns from `size` on are 0.
     """
-    buffer = hidden_ND.new_empty(rows, -(-size // _MULTIPLE) * _MULTIPLE if hidden_ND.element_size() == 2 else size)
+    half = hidden_ND.element_size() == 2
+    buffer = hidden_ND.new_empty(_round_up(rows) if half else rows, _round_up(size) if half else size)
     buffer[:, size:] = 0
     return buffer
+
+
+def _round_up(count: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-count // _MULTIPLE) * _MULTIPLE
 
 
 def _judge_rows(logits_RV: Tensor, target_R1: Tensor, terms: LinearTerms, softmax_RV: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -130,16 +140,16 @@ def _judge_rows(logits_RV: Tensor, target_R1: Tensor, terms: LinearTerms, softma
     of_target = logits_RV.gather(1, target_R1).to(exact)
     if terms.log_weights is None:
         torch.softmax(logits_RV, 1, dtype=exact, out=softmax_RV)
-        predictions = find_largest(logits_RV if logits_RV.dtype == exact else softmax_RV)  # in float32 a CPU finds it in half the time
-        # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
-        highest, log_highest = logits_RV.gather(1, predictions).to(exact), softmax_RV.gather(1, predictions).log()
-        log_sum, losses_R1 = highest - log_highest, highest - of_target - log_highest
+        largest = predictions = find_largest(logits_RV if logits_RV.dtype == exact else softmax_RV)  # in float32 a CPU finds it in half the time
+        highest = logits_RV.gather(1, largest).to(exact)
     else:
-        predictions = find_largest(logits_RV)
-        torch.add(logits_RV, terms.log_weights, out=softmax_RV).scatter_(1, target_R1, of_target)
-        log_sum = softmax_RV.logsumexp(1, keepdim=True)
-        losses_R1 = log_sum - of_target
-        softmax_RV.sub_(log_sum).exp_()
+        weighted_RV = (logits_RV + terms.log_weights).scatter_(1, target_R1, of_target)
+        torch.softmax(weighted_RV, 1, out=softmax_RV)
+        predictions, largest = find_largest(logits_RV), find_largest(weighted_RV)
+        highest = weighted_RV.gather(1, largest)
+    # log of the sum of exponentials = highest logit - log of the highest probability, and that one is never 0
+    log_highest = softmax_RV.gather(1, largest).log()
+    log_sum, losses_R1 = highest - log_highest, highest - of_target - log_highest
     if with_gradient:
         if terms.z_loss:
             softmax_RV.mul_(1 + 2 * terms.z_loss * log_sum)

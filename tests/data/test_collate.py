@@ -21,7 +21,8 @@ def test_mini_batches_hold_every_piece_once(sizes, mini_batch_size, multiple, to
         assert mini.n_slots <= token_budget or len(mini.rows) <= (1 if token_budget else mini_batch_size)
         assert mini.tokens_BT.shape[1] <= 29 or joined
         if joined:
-            assert mini.seq_lens == tuple(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
+            lengths = [len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows]
+            assert mini.seq_lens == tuple(min(-(-length // multiple) * multiple, 29) for length in lengths)
             assert mini.tokens_BT.shape == (1, sum(mini.seq_lens))
         assert mini.n_padding == mini.n_slots - sum(len(batch.pieces[number].tokens) - 1 for number, _ in mini.rows)
         flat = mini.tokens_BT.flatten()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from steps import step_on
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
@@ -35,10 +36,10 @@ def make_pieces(lengths):
     return [piece for i, length in enumerate(lengths) for piece in cutter.cut(Sample("title\n\n" if i % 2 else "", "abcde. " * length, row=i))]
 
 
-def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, token_budget=0, packed=False, **options):
+def do_step(pieces, mini_batch_size, runtime=None, wrap=lambda model: model, token_budget=0, packed=False, multiple=0, **options):
     model = make_model()
     optimizer = build_optimizers("sgd", model, 1.0)
-    mini_batches = collate(pieces, mini_batch_size, (runtime or Runtime(CPU)).length_multiple, 63, token_budget, packed)
+    mini_batches = collate(pieces, mini_batch_size, multiple or (runtime or Runtime(CPU)).length_multiple, 63, token_budget, packed)
     return model, step_on(model, optimizer, runtime or Runtime(CPU), mini_batches, wrap=wrap, **options)
 
 
@@ -56,12 +57,12 @@ def reference(pieces):
     return float(loss_sum), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 10), st.just(0) | st.integers(1, 300), st.booleans())
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 10), st.just(0) | st.integers(1, 300), st.booleans(), st.sampled_from([1, 16]))
 @settings(max_examples=40, deadline=None)
-def test_mini_batches_do_not_matter(lengths, mini_batch_size, token_budget, packed):
+def test_mini_batches_do_not_matter(lengths, mini_batch_size, token_budget, packed, multiple):
     pieces = make_pieces(lengths)
     expected_loss, expected = reference(pieces)
-    model, result = do_step(pieces, mini_batch_size, token_budget=token_budget, packed=packed)
+    model, result = do_step(pieces, mini_batch_size, token_budget=token_budget, packed=packed, multiple=multiple)
     assert float(result.loss_sum) == pytest.approx(expected_loss, rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name].float(), rtol=1e-3, atol=1e-5)
@@ -264,3 +265,28 @@ def test_a_first_step_that_overflows_leaves_no_state_undefined(monkeypatch):
         assert all(bool(value.isfinite().all()) for state in optimizer.members["main"].state.values() for value in state.values() if value is not None)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+class Shapes(TorchDispatchMode):
+    """Takes note of the shapes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+            self.seen.add((function, *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_lengths_that_differ_a_little_make_no_new_products_in_half_precision(packed):
+    half = Runtime(Settings(device="cpu", amp="bfloat16"))
+    shapes = []
+    for lengths in ([6, 5, 2], [6, 4, 2], [5, 4, 1]):  # 33 to 48 tokens, the same, and up to 16
+        with Shapes() as products:
+            do_step(make_pieces(lengths), 3, half, packed=packed)
+        shapes.append(products.seen)
+    assert shapes[0]
+    assert shapes[0] == shapes[1] == shapes[2]
