@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from ..modules.sharded import is_sharded
 from . import rotation
 from .best import write_best
 from .format import Cancelled
+from .staging import Staging
 
 _NICENESS = 10  # a thread with it gets about a tenth of a core where all are busy (sched(7))
 _PLAIN = {int, float, str, bool, type(None)}
@@ -32,13 +33,13 @@ Collect = Callable[[torch.Tensor, torch.Tensor | None], None]
 class Copier:
     """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses.
 
-    With `pinned`, copies of CUDA tensors are in pinned memory, which is several times as fast. Sharded tensors are whole in the copy: `collect` fills them.
+    Those of a GPU come by way of `staging`; without it they are copied to buffers where they are. Sharded tensors are whole in the copy: `collect` fills them.
     """
 
-    def __init__(self, pinned: bool = True, collect: Collect | None = None):
-        self._pinned, self._collect = pinned, collect
+    def __init__(self, staging: Staging | None, collect: Collect | None = None):
+        self._staging, self._collect = staging, collect
         self._buffers: dict[str, torch.Tensor] = {}
-        self._devices: set[torch.device] = set()
+        self.is_slow_to_allocate = False  # memory on the CPU, for tensors of a GPU
 
     def __call__(self, value: Any) -> Any:
         """Copy dicts, lists, objects, plain values, and tensors on any device; the copy overwrites the one before.
@@ -47,8 +48,8 @@ class Copier:
         """
         seen: dict[tuple[Any, ...], torch.Tensor] = {}
         result = self._copy(value, "", seen)
-        for device in self._devices:
-            torch.cuda.synchronize(device)  # the copies into pinned memory are asynchronous
+        if self._staging is not None:
+            self._staging.finish()
         return result
 
     def _copy(self, value: Any, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> Any:
@@ -71,15 +72,19 @@ class Copier:
         """Copy a tensor into its buffer."""
         if is_sharded(value):
             return self._copy_sharded(value, where, seen)
-        key = (value.data_ptr(), value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
+        place = value.untyped_storage()._cdata, value.storage_offset()
+        key = (place, value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
         if key not in seen:
-            buffer = self._buffers.get(where)
+            buffer, on_gpu = self._buffers.get(where), value.device.type == "cuda"
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype or buffer.stride() != value.stride():
-                buffer = self._buffers[where] = self._allocate(value)
-            pinned = value.device.type == "cuda" and buffer.is_pinned()
-            if pinned:
-                self._devices.add(value.device)
-            seen[key] = buffer.copy_(value.detach(), non_blocking=pinned)
+                device = value.device if self._staging is None and on_gpu else torch.device("cpu")
+                buffer = self._buffers[where] = torch.empty_like(value, device=device, requires_grad=False)
+            if self._staging is not None and on_gpu:
+                self.is_slow_to_allocate = True
+                self._staging.copy(value, buffer)
+            else:
+                buffer.copy_(value.detach())
+            seen[key] = buffer
         return seen[key]
 
     def _copy_sharded(self, value: torch.Tensor, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
@@ -94,15 +99,6 @@ class Copier:
             seen[key] = buffer
         return seen[key]
 
-    def _allocate(self, value: torch.Tensor) -> torch.Tensor:
-        """Make a buffer for a tensor; where no more memory can be pinned (in small containers, under WSL 2), in ordinary memory from there on."""
-        if self._pinned and value.device.type == "cuda":
-            try:
-                return torch.empty_like(value, device="cpu", pin_memory=True, requires_grad=False)
-            except RuntimeError:
-                self._pinned = False
-        return torch.empty_like(value, device="cpu", requires_grad=False)
-
 
 def _send(value: Any, collect: Collect, seen: set[int]) -> None:
     """Send the parts of sharded tensors in nested values to the rank that copies them."""
@@ -115,13 +111,21 @@ def _send(value: Any, collect: Collect, seen: set[int]) -> None:
             _send(part, collect, seen)
 
 
+def _n_bytes(value: Any) -> int:
+    """Count the bytes of the tensors in nested values."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(_n_bytes, value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()))
+
+
 @dataclass(frozen=True)
 class _Best:
-    """A copy of the best state, with the buffers that it is in."""
+    """A copy of the best state, with the buffers that it is in: on the CPU, or where the state is."""
 
     content: dict[str, Any]
     stage: str | None
     copier: Copier
+    is_on_cpu: bool = True
 
 
 class Saver:
@@ -139,8 +143,10 @@ class Saver:
         """
         self.failed = 0  # saves in a row
         self._path, self._keep, self._collect = path, keep, collect
-        self._copier = Copier(collect=collect)
+        self._staging = Staging()
+        self._copier = Copier(self._staging, collect)
         self._best: _Best | None = None  # the best state since the last save
+        self._spare: Copier | None = None  # for the next one
         self._unwritten_best: _Best | None = None  # used by the writing thread alone, while there is one
         self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
         self._idle.set()
@@ -153,15 +159,26 @@ class Saver:
         """Whether a state is being written."""
         return not self._idle.is_set()
 
-    def keep_best(self, content: dict[str, Any], stage: str | None) -> None:
+    def keep_best(self, content: dict[str, Any], stage: str | None, has_room: Callable[[int], bool] = lambda n_bytes: False) -> None:
         """Copy the best state so far, to be written with the next save: the disk is written to no more often than the run saves.
+
+        Where the GPU has room for it the copy stays there until a save takes it: a better one may come before that.
 
         :param content: of all components; not changed, and not used afterwards.
         :param stage: the current stage, if it may end early: it has a best state of its own.
+        :param has_room: tells whether the device has room for so many bytes more.
+        :raises OSError: when there is no memory for the copy.
         """
-        copier = Copier(pinned=False, collect=self._collect) if self._best is None else self._best.copier
-        self._best = None  # what it was is overwritten
-        self._best = _Best(copier(content), stage, copier)
+        before, self._best = self._best, None  # what it was is overwritten
+        if self._collect is None and (not before.is_on_cpu if before is not None else has_room(_n_bytes(content))):
+            copier = Copier(None) if before is None else before.copier
+            with suppress(torch.OutOfMemoryError):
+                self._best = _Best(copier(content), stage, copier, is_on_cpu=False)
+                return
+            before = None
+        with self._copying():
+            copier = self._free_copier() if before is None else before.copier
+            self._best = _Best(copier(content), stage, copier)
 
     def send(self, content: dict[str, Any]) -> None:
         """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded."""
@@ -170,7 +187,7 @@ class Saver:
 
     def copied(self, content: dict[str, Any]) -> dict[str, Any]:
         """Copy a content once, with whole tensors."""
-        found: dict[str, Any] = Copier(pinned=False, collect=self._collect)(content)
+        found: dict[str, Any] = Copier(self._staging, self._collect)(content)
         return found
 
     def save(self, content: dict[str, Any], stage: str, record: Record, before: Callable[[Record], None], saved: Callable[[Record, float], None],
@@ -182,13 +199,19 @@ class Saver:
         :param record: what the functions need to know of the run at this moment; copied together with the content.
         :param before: called with the copied record before anything is written: writes the statistics.
         :param saved: called with the copied record and the seconds that it took, when all has been written.
-        :param failed: called when the files cannot be written; those that were there are whole, and the next save tries again.
+        :param failed: called when the state cannot be copied, or the files cannot be written; those that were there are whole, and the next save tries again.
         :raises BaseException: what the save before has raised.
         """
         self.wait()
-        content, record = self._copier((content, record))
-        if self._best is not None:
-            self._unwritten_best, self._best = self._best, None
+        try:
+            with self._copying():
+                content, record = self._copier((content, record))
+                if self._best is not None:
+                    self._unwritten_best, self._best = self._on_cpu(self._best), None
+        except OSError as error:
+            self._result, self.failed = False, self.failed + 1
+            failed(error)
+            return
 
         def write() -> bool:
             started = time.monotonic()
@@ -217,6 +240,30 @@ class Saver:
             raise error
         return self._result
 
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """Raise an OSError where a copy fails, for lack of memory say; with several ranks the error, as the others would wait."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if self._collect is not None:
+                raise
+            self._staging.drop()
+            self._copier, self._spare = Copier(self._staging), None
+            raise OSError(f"the state cannot be copied: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
+
+    def _on_cpu(self, best: _Best) -> _Best:
+        """Give the best state in buffers on the CPU."""
+        if best.is_on_cpu:
+            return best
+        copier = self._free_copier()
+        return _Best(copier(best.content), best.stage, copier)
+
+    def _free_copier(self) -> Copier:
+        """Give a copier whose buffers nobody uses."""
+        copier, self._spare = self._spare, None
+        return copier or Copier(self._staging, self._collect)
+
     def close(self, give_up: bool) -> None:
         """Wait for the running save; `give_up` cancels it: the half-written file, which has a temporary name, is removed."""
         self._cancel = give_up
@@ -230,7 +277,8 @@ class Saver:
         """Write the best state, if there is a new one, then the newest."""
         if self._unwritten_best is not None:
             write_best(self._path, self._unwritten_best.content, self._unwritten_best.stage, lambda: self._cancel)
-            self._unwritten_best = None
+            copier, self._unwritten_best = self._unwritten_best.copier, None
+            self._spare = copier if copier.is_slow_to_allocate else None
         rotation.save(self._path, content, stage, self._keep, lambda: self._cancel)
 
     def _run(self, write: Callable[[], bool], in_thread: bool) -> None:

@@ -22,6 +22,7 @@ class MiniBatch:
     (int64) those next tokens. `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding.
     `weights_N` (float64, on the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the
     log-probabilities that the reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
+    `host_positions_N` are the positions on the CPU where the others are on another device: what depends on them is worked out without waiting for the device.
     """
 
     tokens_BT: torch.Tensor
@@ -33,6 +34,7 @@ class MiniBatch:
     weights_N: torch.Tensor | None = None
     reference_R: torch.Tensor | None = None
     judged: list[Judged] | None = None
+    host_positions_N: torch.Tensor | None = None
 
     @property
     def n_slots(self) -> int:
@@ -43,9 +45,13 @@ class MiniBatch:
         """Give the same mini-batch on a device; from pinned memory it is copied without waiting."""
         if device.type == "cpu":
             return self
-        tensors = (tensor.pin_memory() if device.type == "cuda" else tensor for tensor in (self.tokens_BT, self.positions_N, self.targets_N))
-        tokens_BT, positions_N, targets_N = (tensor.to(device, non_blocking=True) for tensor in tensors)
-        return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N)
+        tokens_BT, positions_N, targets_N = (to_device(tensor, device) for tensor in (self.tokens_BT, self.positions_N, self.targets_N))
+        return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N, host_positions_N=self.positions_N)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor from the CPU to a device; to a GPU of NVIDIA from pinned memory, without waiting for it. On the CPU it is the same tensor."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False,

@@ -1,4 +1,4 @@
-"""A compiled model, compiled as few times as possible.  Imports torch only."""
+"""A compiled model, compiled as few times as possible."""
 from __future__ import annotations
 
 import time
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..modules.packed import Starts, define_operator, starts_of
+from ..objectives.judge_chunk import JudgeChunk, judge_chunk
 from .random_state import restore_torch_random_state, torch_random_state
 
 # Graphs that torch compiles before it falls back to eager code: two for training and two for validation are needed in each stage that freezes others.
@@ -17,7 +19,7 @@ _MOST_GRAPHS = 256
 
 
 class Compiled(nn.Module):
-    """Runs the compiled code of a model: one graph for mini-batches of several pieces of any length, and one for those of a single piece.
+    """Runs the compiled code of a model: one graph for mini-batches of several pieces of any length, one for those of a single piece, one for packed pieces.
 
     Each is compiled when it is first needed, with an example of a fixed size and not with the current mini-batch: the compiler's choices depend on the size,
     and with them the last bits of a result, which must not depend on where a run was stopped.
@@ -42,37 +44,71 @@ class Compiled(nn.Module):
         torch.fx.experimental._config.use_duck_shape = False  # with 64 pieces of 64 tokens it would expect both sizes to be equal always
         self.graphs = self.made_again = 0
         self._model, self._code = model, torch.compile(model, dynamic=True, **options)
+        self._loss_code, self._judged = torch.compile(judge_chunk, **options), False
+        self._longest = longest
         self._widths = {True: min(longest, slots), False: min(longest, max(slots // 2, 2))}  # of the examples: a single piece; two
         self._plain_attention, self._tell, self._while_compiling = plain_attention, tell, while_compiling
         self._known: set[tuple[Any, ...]] = set()
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Run the model."""
-        single = len(tokens_BT) == 1
-        kind = (single, torch.is_grad_enabled(), self._model.training, *(parameter.requires_grad for parameter in self._model.parameters()))
+    def forward(self, tokens_BT: Tensor, lengths: tuple[int, ...] | None = None) -> Tensor:
+        """Run the model; `lengths` are those of packed pieces, see :mod:`lmplay.exp`."""
+        packed, single = lengths is not None, len(tokens_BT) == 1
+        if packed and tokens_BT.shape[1] == 1:  # torch would make another code for this size
+            alone: Tensor = self._model(tokens_BT, lengths=lengths)
+            return alone
+        more = {} if lengths is None else {"lengths": self._starts_of(lengths, tokens_BT.device)}
+        kind = (single, packed, torch.is_grad_enabled(), self._model.training, *(parameter.requires_grad for parameter in self._model.parameters()))
         with sdpa_kernel(SDPBackend.MATH) if self._plain_attention else nullcontext():
             if kind not in self._known:
                 with self._while_compiling():
-                    self._compile(single, tokens_BT.device)
+                    self._compile(single, packed, tokens_BT.device)
                 self._known.add(kind)
-            hidden_BTD: Tensor = self._code(tokens_BT)
+            hidden_BTD: Tensor = self._code(tokens_BT, **more)
         if (graphs := _count_graphs()) > self.graphs:
             self.graphs, self.made_again = graphs, self.made_again + 1
             self._tell(f"WARNING: compiled again, for a mini-batch of {tuple(tokens_BT.shape)}; this takes time and should not happen")
         return hidden_BTD
 
-    def _compile(self, single: bool, device: torch.device) -> None:
+    def _starts_of(self, lengths: tuple[int, ...], device: torch.device) -> Starts:
+        """Say where pieces begin, with an empty one behind them: torch would make another code for a single piece."""
+        return starts_of((*lengths, 0), self._longest, device)
+
+    @property
+    def judge_chunk(self) -> JudgeChunk | None:
+        """Compiled code of :func:`lmplay.objectives.judge_chunk.judge_chunk`; None on a CPU, where the loss has code that is as fast."""
+        return self._judge_chunk if next(self._model.parameters()).device.type != "cpu" else None
+
+    def _judge_chunk(self, logits_CP: Tensor, targets_C: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run that code."""
+        before, started = _count_graphs(), time.perf_counter()
+        for tensor in (logits_CP, targets_C):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        with nullcontext() if self._judged else self._while_compiling():
+            found: tuple[Tensor, Tensor, Tensor | None] = self._loss_code(logits_CP, targets_C, *arguments)
+        self._judged = True
+        if (made := _count_graphs() - before) > 0:
+            self.graphs += made
+            self._tell(f"compiled for the loss: {time.perf_counter() - started:.0f} s")
+        return found
+
+    def _compile(self, single: bool, packed: bool, device: torch.device) -> None:
         """Compile forward and backward pass for a kind of mini-batch, by running an example whose results are not used."""
         started, purpose = time.perf_counter(), "training" if torch.is_grad_enabled() else "validation"
-        tokens_BT = torch.zeros(1 if single else 2, self._widths[single], dtype=torch.int64, device=device)
+        width = max(self._widths[single], 2) if packed else self._widths[single]
+        tokens_BT = torch.zeros(1 if single else 2, width, dtype=torch.int64, device=device)
+        more = {}
+        if packed:
+            define_operator()
+            more = {"lengths": self._starts_of((width // 2, width - width // 2), device)}
         random_before = torch_random_state()
-        hidden_BTD = self._code(tokens_BT)
+        hidden_BTD = self._code(tokens_BT, **more)
         learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         if hidden_BTD.requires_grad:
             torch.autograd.grad(hidden_BTD.sum(), learned, allow_unused=True)  # not backward(): it would add to the gradients of the batch
         restore_torch_random_state(random_before)
         self.graphs = _count_graphs()
-        self._tell(f"compiled for {purpose}{', single pieces' if single else ''}: {time.perf_counter() - started:.0f} s")
+        kind = ", packed pieces" if packed else ", single pieces" if single else ""
+        self._tell(f"compiled for {purpose}{kind}: {time.perf_counter() - started:.0f} s")
 
 
 def _count_graphs() -> int:

@@ -56,6 +56,12 @@ def peak_memory(device: torch.device) -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def forget_peak(device: torch.device) -> None:
+    """Let :func:`peak_memory` begin anew, where that is possible: on a GPU of NVIDIA."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def memory_there(device: torch.device) -> int | None:
     """Return the memory of a device in bytes, for a CPU that of the machine or the container; None where it is not known."""
     if device.type == "cuda":
@@ -89,8 +95,18 @@ def memory_left(device: torch.device) -> int | None:
     return min(left, default=None)
 
 
+def has_room(device: torch.device, n_bytes: int) -> bool:
+    """Tell whether a GPU of NVIDIA can hold so many bytes more, beside the most that was ever in use at once and a tenth to spare; False on other devices."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return n_bytes <= free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device) - total // 10
+
+
 def memory_in_use(device: torch.device) -> int | None:
-    """Return the bytes that this process uses on a CPU; None on other devices, and where it is not known."""
+    """Return the bytes that this process uses, of a CPU or of a GPU of NVIDIA; None on other devices, and where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
     lines = _lines("/proc/self/status") if device.type == "cpu" else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
 

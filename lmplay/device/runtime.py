@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..errors import UserError
+from ..modules.attention import CausalSelfAttention
+from ..modules.packed import has_kernel
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
 from .allocator import keep_freed_memory, let_segments_grow, return_freed_memory
@@ -23,6 +26,10 @@ _COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so
 _HALF_MULTIPLE = 16
 # Up to this context length compiled bfloat16 code on a CPU is faster with plain matrix products for attention than with torch's fused kernel.
 _PLAIN_CONTEXT = 512
+# The longest that a thread that makes batches may hold the interpreter while the one that feeds a GPU waits; Python's own are 5 ms, as long as a small step.
+_SWITCH_SECONDS = 0.0005
+# Processes that prepare data for a GPU by default, where there are this many cores for each process that trains.
+_GPU_WORKERS, _CORES = 2, 4
 
 
 class Runtime:
@@ -39,6 +46,7 @@ class Runtime:
         if self.device.type == "cuda":
             # It makes a plan for each exact shape, in tens of milliseconds, and there are many lengths; flash attention needs none.
             torch.backends.cuda.enable_cudnn_sdp(False)
+            sys.setswitchinterval(_SWITCH_SECONDS)
         torch.set_float32_matmul_precision(settings.matmul_precision)
         self.amp_dtype = getattr(torch, settings.amp) if isinstance(settings.amp, str) else _choose_amp_dtype(self.device) if settings.amp else None
         self.scaler = torch.amp.GradScaler(self.device.type, init_scale=settings.amp_init_scale, enabled=self.amp_dtype is torch.float16)
@@ -65,6 +73,13 @@ class Runtime:
             return _HALF_MULTIPLE
         return _COMPILED_MULTIPLE if self._settings.compile_model else 1
 
+    @property
+    def data_workers(self) -> int:
+        """What prepares batches (`--data-workers`). For a GPU of NVIDIA by default processes: a thread would keep the interpreter from feeding it."""
+        chosen, cores = self._settings.data_workers, os.cpu_count() or 1
+        is_default = "data_workers" not in self._settings.explicit and chosen == Settings.data_workers
+        return _GPU_WORKERS if is_default and self.device.type == "cuda" and cores >= _CORES * self.ranks.size else chosen
+
     def packs(self, model: nn.Module) -> bool:
         """Tell whether the pieces of a mini-batch are packed into one row without padding (`--pack`); by default where this is known to be faster.
 
@@ -73,8 +88,25 @@ class Runtime:
         able = "lengths" in inspect.signature(model.forward).parameters
         if self._settings.pack == "on" and not able:
             raise UserError(f"--pack on: {type(model).__name__}.forward takes no `lengths` (see lmplay.exp); leave --pack out.")
-        # The lengths differ in each step: a compiled model would be compiled again, and a GPU would wait for many small attentions.
-        return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu" and not self._settings.compile_model))
+        if self._settings.compile_model:
+            if self._settings.pack == "on":
+                self._check_compiles_packed(model)
+            return self._settings.pack == "on"
+        # without the kernel a GPU would wait for many small attentions
+        return able and (self._settings.pack == "on" or (self._settings.pack == "auto" and self.device.type == "cpu"))
+
+    def _check_compiles_packed(self, model: nn.Module) -> None:
+        """Refuse packed pieces in compiled code where there is no code that serves all lengths; raises UserError."""
+        attentions = [module for module in model.modules() if isinstance(module, CausalSelfAttention)]
+        fault = ""
+        if not getattr(model, "compiles_packed", False):
+            fault = f"{type(model).__name__} would be compiled again for the lengths of each step (see `compiles_packed` in lmplay.exp)"
+        elif any(attention.dropout for attention in attentions):
+            fault = "the model drops attention weights, which compiled attention within packed pieces cannot; a new model can have --dropout 0"
+        elif self.device.type != "cpu" and not (self.amp_dtype is not None and all(has_kernel(self.device, attention.head_dim) for attention in attentions)):
+            fault = "attention within packed pieces needs --amp and a GPU of NVIDIA from Ampere on, and heads whose width is a multiple of 8, up to 256"
+        if fault:
+            raise UserError(f"--pack on and --compile-model together: {fault}. Leave one of them out.")
 
     def save_memory(self, model: nn.Module) -> None:
         """Let a model keep less for the backward pass (`--activation-checkpointing`, `--activation-memory-budget`).

@@ -21,7 +21,7 @@ from ..data.sentences import Cut
 from ..device.memory import free_memory, is_out_of_memory, memory_left
 from ..device.model import DeviceModel
 from ..errors import TrainingError, UserError
-from ..objectives.grpo import Cooled
+from ..objectives.grpo import cooled
 from ..rewards.process import MOST, Rewards
 from ..tokenizer import Tokenizer
 from ..writing.continuous import ContinuousBatch
@@ -186,7 +186,7 @@ class AnswerWriter:
         found: list[Tensor] = []
         for attempt in attempts(max(len(piece.tokens) for piece in pieces) - 1):
             with attempt as tokens:
-                found = token_log_probs(model, pieces, self._grouping.mini_batches(pieces, tokens), Cooled(model.head, self.writing.temperature))
+                found = token_log_probs(model, pieces, self._grouping.mini_batches(pieces, tokens), cooled(model.head, self.writing.temperature))
         added: list[dict[str, Any]] = [{name: one.numpy()} for one in found]
         return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, added, strict=True) if piece.judged]
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..data.batcher import Batch
-from ..device.memory import free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
+from ..device.memory import forget_peak, free_memory, is_out_of_memory, memory_in_use, memory_left, memory_there, peak_memory, wait_for
 from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
 from ..documents import read_json_or_yaml
 from ..errors import TrainingError, UserError
@@ -35,7 +35,7 @@ FILE = "mini_batch_rooms.json"
 GAIN = 1.03
 # Steps that are timed for each budget, if the first of them takes less than this many seconds.
 _TIMED, _SHORT_SECONDS = 3, 1.0
-# Of the memory that is left on a CPU, where taking too much ends the process, no more than this share is asked for.
+# Of the memory that is left no more than this share is asked for: too much ends the process on a CPU, and under Windows a GPU would borrow slow memory instead.
 _SHARE = 0.8
 
 
@@ -167,6 +167,8 @@ def measure(run: Run, stage: StageSettings, grouping: Grouping, objective: Objec
     speeds: dict[int, float] = {}
     most = whole_units(stage.batch_size, objective)
     count, length, device = 2 if objective.reads_pairs else 1, stage.context_len, run.runtime.device
+    run.record.note_memory(peak_memory(device))
+    forget_peak(device)
     with _untouched(run):
         began_with, out_of_memory = memory_in_use(device), False
         while True:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..data.collate import MiniBatch
 from ..data.continuation import Piece
+from ..device.arrival import Arrival
 from ..device.model import DeviceModel
 from ..objectives.base import Objective
 from ..objectives.losses import token_losses
@@ -106,7 +107,7 @@ def token_log_probs(model: DeviceModel, pieces: Sequence[Piece], mini_batches: S
             for mini_batch in mini_batches:
                 with model.runtime.autocast():
                     losses_N, _ = token_losses(model.wrapped, mini_batch.to(model.runtime.device), head or model.head)
-                losses = losses_N.double().cpu()
+                losses = losses_N.cpu().double()  # Apple's GPUs have no float64
                 for number, where in mini_batch.rows:
                     found[number] = -losses[where]
     finally:  # memory may have run out
@@ -135,14 +136,13 @@ def _judge_share(model: DeviceModel, objective: Objective, tokenizer: Tokenizer,
 
 def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units: Sequence[list[Piece]],
            to_mini_batches: Callable[[Sequence[Piece]], list[MiniBatch]], interrupted: Callable[[], bool], names: Sequence[str]) -> _Part | None:
-    """Judge a model by this rank's share of samples that are held at once; see :func:`evaluate`."""
-    pieces = [piece for unit in units for piece in unit]
-    sample_of = [number for number, unit in enumerate(units) for _ in unit]
-    sums = {"loss_sum": 0.0, "n_tokens": 0.0, "n_bytes": 0.0, "bytes_lost": 0.0, "words_right": 0.0, "words": 0.0, "edits_right": 0.0, "edit_words": 0.0}
-    by_source: dict[str, SourceLoss] = {}
-    of_sample = np.zeros((3, len(units)))
-    example = None
-    for _, mini_batch, counts in model.runtime.ranks.rounds(to_mini_batches(pieces), lambda mini_batch: mini_batch.n_slots):
+    """Judge a model by this rank's share of samples that are held at once; see :func:`evaluate`.
+
+    What a mini-batch has given is looked at while the device works on the next one.
+    """
+    notes = _Notes(tokenizer, units, names)
+    before: tuple[list[tuple[int, slice]], float, list[str], Arrival] | None = None
+    for _, mini_batch, counts in model.runtime.ranks.rounds(to_mini_batches(notes.pieces), lambda mini_batch: mini_batch.n_slots):
         if interrupted():
             return None
         mini_batch = mini_batch.to(model.runtime.device)
@@ -150,30 +150,66 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
             result = objective.loss(model.wrapped, mini_batch, model.head)
         if not counts:
             continue
-        sums["loss_sum"] += float(result.loss_sum)
-        sums["n_tokens"] += objective.count(mini_batch)
-        for name, value in result.figures.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
-        losses, predictions = result.losses_N.cpu(), result.predictions_N.cpu().numpy()
-        for number, where in mini_batch.rows:
-            piece = pieces[number]
-            answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
-                       for part in np.split(predictions[where], piece.answer_starts)]  # where the model has written them, these are its own
-            add_words(sums, piece, predictions[where])
-            if piece.preferred is not False and piece.judged is None:
-                for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
-                    sums[name] += words
-            said = float(losses[where].double().sum()), where.stop - where.start, len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost
-            of_sample[:, sample_of[number]] += said
-            sums["n_bytes"] += said[2]
-            sums["bytes_lost"] += piece.bytes_lost
-            if names:
-                name = names[piece.sample.source]
-                by_source[name] = SourceLoss(*map(sum, zip(by_source.get(name, _NOTHING), said[:2], strict=True)))
-            if number == 0:
-                truth = piece.truth if piece.judged is None else piece.sample.truth
-                example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
-    return _Part(sums, by_source, of_sample, example)
+        arrival = Arrival([result.loss_sum, result.losses_N, result.predictions_N, *result.figures.values()])
+        if before is not None:
+            notes.add(*before)
+        before = mini_batch.rows, objective.count(mini_batch), list(result.figures), arrival
+    if before is not None:
+        notes.add(*before)
+    return notes.part()
+
+
+class _Notes:
+    """What is found in mini-batches, added up."""
+
+    def __init__(self, tokenizer: Tokenizer, units: Sequence[list[Piece]], names: Sequence[str]):
+        self.pieces = [piece for unit in units for piece in unit]
+        self._tokenizer, self._names = tokenizer, names
+        self._sample_of = [number for number, unit in enumerate(units) for _ in unit]
+        self._sums = dict.fromkeys(("loss_sum", "n_tokens", "n_bytes", "bytes_lost", "words_right", "words", "edits_right", "edit_words"), 0.0)
+        self._by_source: dict[str, SourceLoss] = {}
+        self._of_sample = np.zeros((3, len(units)))
+        self._example: tuple[str, str, str] | None = None
+
+    def add(self, rows: Sequence[tuple[int, slice]], count: float, figures: Sequence[str], arrival: Arrival) -> None:
+        """Add a mini-batch.
+
+        :param rows: of the :class:`MiniBatch`.
+        :param count: what its loss sum goes over.
+        :param figures: the names of the objective's sums.
+        :param arrival: of the loss sum, the losses (N,), the most probable token ids (N,) and the objective's sums.
+        """
+        loss_sum, losses, predictions, *own = arrival.wait()
+        self._sums["loss_sum"] += float(loss_sum)
+        self._sums["n_tokens"] += count
+        for name, value in zip(figures, own, strict=True):
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        for number, where in rows:
+            self._add_piece(number, losses[where], predictions.numpy()[where])
+
+    def part(self) -> _Part:
+        """Give the sums."""
+        return _Part(self._sums, self._by_source, self._of_sample, self._example)
+
+    def _add_piece(self, number: int, losses: torch.Tensor, predicted: np.ndarray) -> None:
+        """Add a piece: the losses and the most probable token ids at the positions of its tokens to be learned."""
+        piece, tokenizer = self.pieces[number], self._tokenizer
+        answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
+                   for part in np.split(predicted, piece.answer_starts)]  # where the model has written them, these are its own
+        add_words(self._sums, piece, predicted)
+        if piece.preferred is not False and piece.judged is None:
+            for name, words in zip(("edits_right", "edit_words"), count_edits("\n".join(piece.answers), "\n".join(answers)), strict=True):
+                self._sums[name] += words
+        said = float(losses.double().sum()), len(losses), len(piece.truth.encode("utf-8", "surrogatepass")) - piece.bytes_lost
+        self._of_sample[:, self._sample_of[number]] += said
+        self._sums["n_bytes"] += said[2]
+        self._sums["bytes_lost"] += piece.bytes_lost
+        if self._names:
+            name = self._names[piece.sample.source]
+            self._by_source[name] = SourceLoss(*map(sum, zip(self._by_source.get(name, _NOTHING), said[:2], strict=True)))
+        if number == 0:
+            truth = piece.truth if piece.judged is None else piece.sample.truth
+            self._example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
 
 
 def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:

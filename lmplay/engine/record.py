@@ -11,6 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from ..data.batcher import Batch
+from ..device.arrival import Arrival
 from ..device.memory import peak_memory
 from ..report.records import StepDone
 from ..stats.figures import Progress, values
@@ -33,14 +34,14 @@ class _Pending:
 
     batch: Batch
     progress: Progress
-    numbers: torch.Tensor
-    """Loss sum, gradient norm, sums of the objective's own figures, loss sum of each source; on the CPU once `arrived`."""
+    arrival: Arrival
+    """Of loss sum, gradient norm, sums of the objective's own figures and loss sum of each source as one tensor; then of the predictions."""
     own: list[str]
     """The names of the objective's own figures."""
     count: float
     """What the loss sum goes over."""
-    predictions: dict[int, torch.Tensor]
-    arrived: torch.cuda.Event | None
+    predicted: list[int]
+    """The numbers of the pieces in the batch that there are predictions of."""
     known: dict[str, float]
     """Figures that need no waiting."""
 
@@ -96,19 +97,13 @@ class Recorder:
         """Start the copies to the CPU."""
         scalars = [sums.loss_sum, sums.grad_norm, *sums.figures.values()]
         numbers = torch.cat([torch.stack([scalar.float() for scalar in scalars]), sums.source_sums])
-        waits = numbers.device.type != "cuda"
-        numbers = numbers.to("cpu", non_blocking=not waits)
-        predictions = {number: ids.to("cpu", non_blocking=not waits) for number, ids in sums.predictions.items()}
-        arrived = None if waits else torch.cuda.Event()
-        if arrived is not None:
-            arrived.record()
-        return _Pending(batch, self._run.record.progress, numbers, list(sums.figures), sums.count, predictions, arrived, known)
+        return _Pending(batch, self._run.record.progress, Arrival([numbers, *sums.predictions.values()]), list(sums.figures), sums.count,
+                        list(sums.predictions), known)
 
     def _add(self, step: _Pending) -> None:
         """Add a step's numbers to the statistics and the progress line."""
-        if step.arrived is not None:
-            step.arrived.synchronize()
-        loss_sum, grad_norm, *rest = step.numbers.tolist()
+        numbers, *predictions = step.arrival.wait()
+        loss_sum, grad_norm, *rest = numbers.tolist()
         sums, source_sums = rest[:len(step.own)], rest[len(step.own):]
         run, stage = self._run, self._stage
         where = f"stage '{stage.stage.name}', step {step.progress.step:,}"
@@ -120,7 +115,7 @@ class Recorder:
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
         figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.count), **dict(zip(step.own, sums, strict=True))}
-        for number, ids in step.predictions.items():
+        for number, ids in zip(step.predicted, predictions, strict=True):
             add_words(figures, step.batch.pieces[number], ids.numpy())
         if math.isfinite(grad_norm) and step.count:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}

@@ -4,11 +4,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..cadence import AUTO, AUTO_SAVES, SAVE_SHARE, Cadence, intervals
+from ..checkpoints.best import best_file
 from ..checkpoints.format import content_of
-from ..device.memory import peak_memory
+from ..device.memory import has_room, peak_memory
 from ..errors import TrainingError
 from ..modules.sharded import total_norm
 from ..stats.run_record import RunRecord
@@ -86,7 +88,10 @@ def keep_best(run: Run, stage: str | None) -> None:
     :param stage: the stage at work, if it may end early.
     """
     if run.is_main:
-        run.saver.keep_best(content_of(run.components), stage)
+        try:
+            run.saver.keep_best(content_of(run.components), stage, partial(has_room, run.runtime.device))
+        except OSError as error:
+            run.report.save_failed(best_file(run.path), error)
     else:
         run.saver.send(content_of((run.model, run.optimizers)))
 

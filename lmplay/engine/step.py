@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ..data.collate import MiniBatch
+from ..data.collate import MiniBatch, to_device
 from ..device.model import DeviceModel
 from ..device.ranks import Ranks
 from ..objectives.base import Objective, Result
@@ -118,4 +118,4 @@ def _source_of_each(mini_batch: MiniBatch, sources: list[int], device: torch.dev
     """Give the source of each of a mini-batch's N positions, without waiting for the device."""
     lengths = [where.stop - where.start for _, where in mini_batch.rows]
     numbers_N = torch.from_numpy(np.repeat([sources[number] for number, _ in mini_batch.rows], lengths))
-    return numbers_N.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers_N.to(device)
+    return to_device(numbers_N, device)

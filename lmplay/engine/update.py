@@ -1,7 +1,6 @@
 """The update that ends a step: clipping, and no update where loss or gradient is not finite.  Engine floor."""
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
             runtime.scaler.update()
         elif runtime.asynchronous and optimizers.can_skip_on_device():
             optimizers.step_unless(~(loss_sum.isfinite() & grad_norm.isfinite()))
-        elif math.isfinite(float(loss_sum)) and math.isfinite(float(grad_norm)):
+        elif bool(loss_sum.isfinite() & grad_norm.isfinite()):  # waits for the device once
             optimizers.step()
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):

@@ -4,7 +4,8 @@ The contract of an experiment's model: its constructor takes `vocab_size`, `cont
 ``forward(tokens_BT)`` returns hidden states (B, T, D) for right-padded token ids (B, T), none of which depends on a later token.
 ``head`` is a module that turns hidden states into logits (..., V); a bias-free ``nn.Linear`` is the fast case.
 The model sees no strings, optimizers or files.  What it may have besides:
-``forward(…, lengths=None)`` reads pieces of these lengths that are packed into one row, each as if alone: short texts then train faster on a CPU.
+``forward(…, lengths=None)`` reads pieces of these lengths that are packed into one row, each as if alone: short texts then train faster on a CPU.  With
+``compiles_packed = True`` it also takes a :class:`lmplay.modules.packed.Starts` as `lengths`, with which one code serves all of them (``--compile-model``).
 ``blocks``, an ``nn.ModuleList`` (or a property that returns one), are what ``--activation-checkpointing`` recomputes, each by itself.
 ``forward(tokens_BT, cache=None)`` takes a :class:`lmplay.modules.cache.KeyValueCache`, which makes generation fast: without it each new token reads all before.
 ``as_transformers()`` gives the model of transformers that computes the same, with its weights, for ``lmp_export`` (:mod:`lmplay.exp.standard` helps); it raises

@@ -14,6 +14,7 @@ from ..modules.blocks import NORM_EPSILON, PreNormBlock
 from ..modules.cache import KeyValueCache
 from ..modules.checks import check_sizes
 from ..modules.mlps import Mlp, gelu, gelu_tanh
+from ..modules.packed import Lengths, packed_positions
 from ..modules.positions import check_length
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _ACTIVATIONS = {"gelu_tanh": gelu_tanh, "gelu": gelu}
 
 class GPT2ish(nn.Module):
     """Pre-norm transformer with learned positions and fresh weights; with GPT-2's weights it computes GPT-2's logits."""
+
+    compiles_packed = True
 
     def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.1, tied_head: bool = True,
                  activation: str = "gelu_tanh"):
@@ -53,12 +56,12 @@ class GPT2ish(nn.Module):
             self.head.weight = self.token_embedding.get_parameter("weight")
         self._initialize(num_blocks)
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None) -> Tensor:
         """Read tokens.
 
         :param tokens_BT: token ids, right-padded (no position sees a later one, so padding needs no mask).
         :param cache: in generation, the keys and values of the tokens before these; those of these tokens are added.
-        :param lengths: where B is 1: in tokens, of the pieces packed into this row, each read as if it were alone.
+        :param lengths: where B is 1: of the pieces packed into this row, each read as if it were alone.
         :return: hidden states after the final norm (B, T, D); ``head(hidden)`` are the logits (B, T, V).
         :raises ValueError: when a piece has more tokens than the context length.
         """
@@ -67,7 +70,7 @@ class GPT2ish(nn.Module):
             cache.begin(length)
             positions = self.position_embedding(cache.positions_BT)
         elif lengths is not None:
-            positions = self.position_embedding(torch.cat([torch.arange(length, device=tokens_BT.device) for length in lengths]))
+            positions = self.position_embedding(packed_positions(lengths, tokens_BT.device, tokens_BT.shape[1]))
         else:
             positions = self.position_embedding.weight[:length]
         hidden_BTD = self.embedding_dropout(self.token_embedding(tokens_BT) + positions)

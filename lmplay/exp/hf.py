@@ -6,7 +6,6 @@ sliding windows nor the soft caps of some models; those keep their own attention
 from __future__ import annotations
 
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..hub import first_line, outage_of
 from ..modules.cache import KeyValueCache
 from ..modules.causal import causal_attention
 from ..modules.heads import LinearTerms
+from ..modules.packed import packed_attention, packed_positions
 
 _OURS = "lmplay"
 # Families whose attention is plain: causal, scaled, with or without groups. The others keep the attention of transformers.
@@ -36,21 +36,15 @@ def _attend(module: nn.Module, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK:
             scaling: float | None = None, lmplay_cache: KeyValueCache | None = None, lmplay_lengths: tuple[int, ...] | None = None, **_: Any) \
         -> tuple[Tensor, None]:
     """Attend in the place of transformers' own functions; gives (B, T, H, K), and no weights."""
-    def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return causal_attention(query, key, value, dropout, scaling).transpose(1, 2)
-
     if lmplay_cache is not None:
         key, value = lmplay_cache.extend(key_BGTK, value_BGTK)
         mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key, value, lmplay_cache.mask_B1TL, is_causal=lmplay_cache.is_causal,
                                                              scale=scaling, enable_gqa=key.shape[1] < query_BHTK.shape[1])
         return mixed_BHTK.transpose(1, 2), None
     if lmplay_lengths is None:
-        return mix(query_BHTK, key_BGTK, value_BGTK), None
-    runs = [(length, len(list(run))) for length, run in groupby(lmplay_lengths)]
-    split = [part[0].split([length * count for length, count in runs], 1) for part in (query_BHTK, key_BGTK, value_BGTK)]
-    mixed = [mix(*(part.unflatten(1, (count, length)).transpose(0, 1) for part in run)).flatten(0, 1)
-             for run, (length, count) in zip(zip(*split, strict=True), runs, strict=True)]
-    return torch.cat(mixed)[None], None
+        return causal_attention(query_BHTK, key_BGTK, value_BGTK, dropout, scaling).transpose(1, 2), None
+    query_THK, key_TGK, value_TGK = (part[0].transpose(0, 1) for part in (query_BHTK, key_BGTK, value_BGTK))
+    return packed_attention(query_THK, key_TGK, value_TGK, lmplay_lengths, dropout, scaling)[None], None
 
 
 transformers_logging.disable_progress_bar()
@@ -143,7 +137,7 @@ class _Packable(HuggingFace):
             cache.begin(tokens_BT.shape[1])
             return self._read(tokens_BT, position_ids=cache.positions_BT, lmplay_cache=cache)
         if lengths is not None:
-            positions_T = torch.cat([torch.arange(length, device=tokens_BT.device) for length in lengths])
+            positions_T = packed_positions(lengths, tokens_BT.device, tokens_BT.shape[1])
             return self._read(tokens_BT, position_ids=positions_T[None], lmplay_lengths=lengths)
         return self._read(tokens_BT)
 

@@ -15,6 +15,7 @@ from ..modules.cache import KeyValueCache
 from ..modules.checks import check_sizes
 from ..modules.mlps import GatedMlp
 from ..modules.norms import RMSNorm
+from ..modules.packed import Lengths
 from ..modules.positions import RotaryPositions
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 class Llamaish(nn.Module):
     """Pre-norm transformer with RMSNorm, rotary positions, grouped-query attention and SwiGLU; with Llama's weights it computes Llama's logits."""
+
+    compiles_packed = True
 
     def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0, tied_head: bool = False,
                  num_kv_heads: int | None = None, head_dim: int | None = None, hidden_dim: int | None = None, rope_base: float = 10_000.0,
@@ -57,7 +60,7 @@ class Llamaish(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialize()
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None) -> Tensor:
         """Read tokens, see :mod:`lmplay.exp`.
 
         :return: hidden states after the final norm (B, T, D).

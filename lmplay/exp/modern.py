@@ -19,6 +19,7 @@ from ..modules.checks import check_sizes
 from ..modules.heads import LinearHead
 from ..modules.mlps import GatedMlp, Mlp, gelu_tanh, squared_relu
 from ..modules.norms import RMSNorm
+from ..modules.packed import Lengths
 from ..modules.positions import RotaryPositions
 from . import llamaish
 
@@ -32,6 +33,8 @@ MLPS = (*_PLAIN_MLPS, "swiglu")
 
 class Modern(nn.Module):
     """Pre-norm transformer with RMSNorm, rotary positions, QK-norm, grouped-query attention, squared ReLU, and what else its settings say; no biases."""
+
+    compiles_packed = True
 
     def __init__(self, vocab_size: int, context_len: int, num_blocks: int, embed_dim: int, num_heads: int, dropout: float = 0.0, tied_head: bool = False,
                  num_kv_heads: int | None = None, mlp: str = "squared_relu", hidden_dim: int | None = None, rope_base: float = 10_000.0,
@@ -94,7 +97,7 @@ class Modern(nn.Module):
             self.head.weight = self.token_embedding.weight
         self._initialize(zero_projections, embedding_std, head_std)
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None) -> Tensor:
         """Read tokens, see :mod:`lmplay.exp`.
 
         :return: hidden states after the final norm (B, T, D).

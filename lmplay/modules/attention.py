@@ -1,8 +1,6 @@
 """Attention.  Shapes: B pieces, T positions, D embedding width, H heads, G heads of keys and values, K width of a head."""
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,6 +8,7 @@ from torch.nn import functional
 from .cache import KeyValueCache
 from .causal import causal_attention
 from .checks import check_heads, check_kv_heads
+from .packed import Lengths, packed_attention
 from .positions import rotate
 
 
@@ -50,13 +49,13 @@ class CausalSelfAttention(nn.Module):
         self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
         self.value_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if mixes_values else None
 
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None,
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None,
                 rotation: tuple[Tensor, Tensor] | None = None, other_values: Tensor | None = None) -> Tensor:
         """Attend.  Pieces are padded on the right, where no real position attends to: the causal mask is the only one.
 
         :param hidden_BTD: normalized hidden states.
         :param cache: keys and values of the positions before these, in generation.
-        :param lengths: in tokens, of the pieces packed into the T positions of the only row; none attends to another. None = each row is a piece.
+        :param lengths: of the pieces packed into the T positions of the only row; none attends to another. None = each row is a piece.
         :param rotation: of :class:`RotaryPositions`; None = positions are in the hidden states.
         :param other_values: (B, T, G K), for `mixes_values`.
         :return: the addition to the residual stream (B, T, D).
@@ -71,12 +70,9 @@ class CausalSelfAttention(nn.Module):
             value_BTGK = own * value_BTGK + other * other_values.to(value_BTGK.dtype).view_as(value_BTGK)
         if lengths is None:
             mixed_BTD = self._mix(query_BTHK, key_BTGK, value_BTGK, cache)
-        else:  # neighbours of equal length as one batch; split and cat, because the gradient of a slice would be as large as the whole tensor
-            runs = [(length, len(list(run))) for length, run in groupby(lengths)]
-            split = [part[0].split([length * count for length, count in runs]) for part in (query_BTHK, key_BTGK, value_BTGK)]
-            mixed = [self._mix(*(part.unflatten(0, (count, length)) for part in run)).flatten(0, 1)
-                     for run, (length, count) in zip(zip(*split, strict=True), runs, strict=True)]
-            mixed_BTD = torch.cat(mixed)[None]
+        else:
+            mixed_THK = packed_attention(query_BTHK[0], key_BTGK[0], value_BTGK[0], lengths, self.dropout if self.training else 0.0)
+            mixed_BTD = mixed_THK.flatten(1)[None]
         return self.residual_dropout(self.projection(mixed_BTD))
 
     def values(self, hidden_BTD: Tensor) -> Tensor:

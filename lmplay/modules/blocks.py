@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from .attention import CausalSelfAttention
 from .cache import KeyValueCache
+from .packed import Lengths
 
 NORM_EPSILON = 1e-5  # the value of GPT-2, and torch's default; written here because logits depend on it
 
@@ -29,7 +30,7 @@ class PreNormBlock(nn.Module):
         self.mlp_norm = norm(embed_dim)
         self.mlp = mlp
 
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None,
+    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None,
                 rotation: tuple[Tensor, Tensor] | None = None, other_values: Tensor | None = None) -> Tensor:
         """Pass the residual stream (B, T, D) through the block; the other arguments as in :class:`CausalSelfAttention`."""
         hidden_BTD = hidden_BTD + self.attention(self.attention_norm(hidden_BTD), cache, lengths, rotation, other_values)

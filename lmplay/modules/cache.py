@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..data.collate import to_device
+
 
 class KeyValueCache:
     """Keys and values of every block, for texts of different lengths side by side.
@@ -34,7 +36,7 @@ class KeyValueCache:
         """Prepare for T new tokens of each text; the model calls it before its blocks."""
         self._block = 0
         self._used = min(self._most, max(self._lengths) + n_tokens)
-        lengths_B = torch.tensor(self._lengths, device=self._device)
+        lengths_B = to_device(torch.tensor(self._lengths), self._device)
         self.positions_BT = lengths_B[:, None] + torch.arange(n_tokens, device=self._device)
         self.is_causal = self._used == n_tokens
         self.mask_B1TL = None
@@ -70,8 +72,9 @@ class KeyValueCache:
         """Make a cache of some of the texts, at least one."""
         some = KeyValueCache(0, self._most, self._device)
         some._lengths = [self._lengths[row] for row in rows]
-        most = max(some._lengths)
-        some._blocks = [(keys_BHLK[list(rows), :, :most], values_BHLK[list(rows), :, :most]) for keys_BHLK, values_BHLK in self._blocks]
+        most, rows_B = max(some._lengths), to_device(torch.tensor(rows), self._device)
+        some._blocks = [(keys_BHLK[:, :, :most].index_select(0, rows_B), values_BHLK[:, :, :most].index_select(0, rows_B))
+                        for keys_BHLK, values_BHLK in self._blocks]
         return some
 
     def _grown(self, kept_BHLK: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .cache import KeyValueCache
+from .packed import Lengths, Starts, packed_positions
 
 
 class RotaryPositions(nn.Module):
@@ -38,11 +39,11 @@ class RotaryPositions(nn.Module):
         self.register_buffer("cosine_LK", torch.cat([angles.cos(), angles.cos()], 1).to(device), persistent=False)
         self.register_buffer("sine_LK", torch.cat([-angles.sin(), angles.sin()], 1).to(device), persistent=False)  # signed, for :func:`rotate`
 
-    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_BT: Tensor, cache: KeyValueCache | None = None, lengths: Lengths | None = None) -> tuple[Tensor, Tensor]:
         """Begin to read tokens: look up what :func:`rotate` needs, once for all blocks.
 
         :param cache: begins with these tokens, at the positions that it gives them.
-        :param lengths: in tokens, of the pieces packed into the only row, each from position 0 on.
+        :param lengths: of the pieces packed into the only row, each from position 0 on.
         :return: cosine and signed sine: (T, 1, K), with a cache (B, T, 1, K).
         :raises ValueError: when a piece has more tokens than the context length.
         """
@@ -52,13 +53,13 @@ class RotaryPositions(nn.Module):
             return self.cosine_LK[cache.positions_BT].unsqueeze(-2), self.sine_LK[cache.positions_BT].unsqueeze(-2)
         if lengths is None:
             return self.cosine_LK[:length, None], self.sine_LK[:length, None]
-        cosine, sine = (torch.cat([table[:length] for length in lengths]).unsqueeze(-2) for table in (self.cosine_LK, self.sine_LK))
-        return cosine, sine
+        positions_T = packed_positions(lengths, tokens_BT.device, tokens_BT.shape[1])
+        return self.cosine_LK[positions_T].unsqueeze(-2), self.sine_LK[positions_T].unsqueeze(-2)
 
 
-def check_length(tokens_BT: Tensor, context_len: int, lengths: tuple[int, ...] | None) -> int:
+def check_length(tokens_BT: Tensor, context_len: int, lengths: Lengths | None) -> int:
     """Return the tokens of the longest piece; raises ValueError when they are more than the context length."""
-    length: int = tokens_BT.shape[1] if lengths is None else max(lengths)
+    length: int = tokens_BT.shape[1] if lengths is None else lengths.longest if isinstance(lengths, Starts) else max(lengths)
     if length > context_len:
         raise ValueError(f"a sequence of {length} tokens is longer than the model's context length of {context_len}")
     return length

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.collate import MiniBatch
+from ..data.collate import MiniBatch, to_device
 from ..data.continuation import Cutter, Piece
 from ..data.judged import Judged
 from ..data.samples import Sample
@@ -83,12 +83,12 @@ class Grpo(Objective):
         lengths = [where.stop - where.start for _, where in mini_batch.rows]
         judged = mini_batch.judged or [Judged((0.0,) * len(self._names), 0.0, length, False, 1.0, 0.0) for length in lengths]
         if _is_validation(mini_batch):
-            rewards_R = torch.tensor([one.reward for one in judged], device=device)
-            losses_N = -(rewards_R / torch.tensor(lengths, device=device)).repeat_interleave(torch.tensor(lengths, device=device))
-            return Result(-rewards_R.sum(), losses_N, mini_batch.targets_N, _on(device, self._sums(judged, lengths)))
-        losses_N, predictions_N = token_losses(model, mini_batch, Cooled(head, self.writing.temperature))
+            rewards_R, lengths_R = torch.tensor([one.reward for one in judged]), torch.tensor(lengths)
+            losses_N = to_device(-(rewards_R / lengths_R).repeat_interleave(lengths_R), device)
+            return Result(to_device(-rewards_R.sum(), device), losses_N, mini_batch.targets_N, _on(device, self._sums(judged, lengths)))
+        losses_N, predictions_N = token_losses(model, mini_batch, cooled(head, self.writing.temperature))
         log_probs_N = -losses_N
-        advantages_N = _spread([one.advantage or 0.0 for one in judged], lengths).to(log_probs_N)
+        advantages_N = to_device(_spread([one.advantage or 0.0 for one in judged], lengths).to(log_probs_N.dtype), device)
         before_N = _joined([one.before for one in judged], log_probs_N)
         ratios_N = (log_probs_N - before_N).exp()
         clipped_N = ratios_N.clamp(1 - self._clip, 1 + self._clip_high)
@@ -102,7 +102,7 @@ class Grpo(Objective):
             sums["kl_sum"] = divergences_N.detach().sum()
         if self._loss != "dapo":
             divisors = lengths if self._loss == "grpo" else [one.limit for one in judged]
-            policy_N = policy_N / _spread(divisors, lengths).to(policy_N)
+            policy_N = policy_N / to_device(_spread(divisors, lengths).to(policy_N.dtype), device)
         return Result(policy_N.sum(), losses_N.detach(), predictions_N, sums)
 
     def _figures(self) -> list[Figure]:
@@ -126,8 +126,13 @@ class Grpo(Objective):
                 "answer_tokens_sum": float(sum(lengths)), "cut_sum": float(sum(one.is_cut for one in judged)), "answers": float(len(judged))}
 
 
-class Cooled(nn.Module):
-    """A head whose logits are divided by a temperature."""
+def cooled(head: nn.Module, temperature: float) -> nn.Module:
+    """Make a head whose logits are divided by a temperature."""
+    return head if temperature == 1 else _Cooled(head, temperature)
+
+
+class _Cooled(nn.Module):
+    """See :func:`cooled`."""
 
     def __init__(self, head: nn.Module, temperature: float):
         super().__init__()
@@ -136,7 +141,7 @@ class Cooled(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Give the logits."""
         logits: Tensor = self._head(hidden)
-        return logits if self._temperature == 1 else logits / self._temperature
+        return logits / self._temperature
 
 
 def _is_validation(mini_batch: MiniBatch) -> bool:
@@ -152,9 +157,9 @@ def _spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
 def _joined(parts: Sequence[np.ndarray | None], like_N: Tensor) -> Tensor:
     """Join log-probabilities of answers; where one is not known, those of the model itself, without gradient."""
     known = [part for part in parts if part is not None]
-    return torch.from_numpy(np.concatenate(known)).to(like_N) if len(known) == len(parts) else like_N.detach()
+    return to_device(torch.from_numpy(np.concatenate(known)).to(like_N.dtype), like_N.device) if len(known) == len(parts) else like_N.detach()
 
 
 def _on(device: torch.device, sums: Mapping[str, float]) -> dict[str, Tensor]:
-    """Make scalars of numbers."""
-    return {name: torch.tensor(float(value), device=device) for name, value in sums.items()}
+    """Make scalars of numbers, by one copy."""
+    return dict(zip(sums, to_device(torch.tensor(list(map(float, sums.values()))), device).unbind(), strict=True))

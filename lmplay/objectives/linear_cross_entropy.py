@@ -4,6 +4,7 @@ Shapes: N positions, C positions of one chunk, D width, V vocabulary.
 """
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +12,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..modules.heads import LinearTerms
+from .judge_chunk import JudgeChunk
 
 # Logits of a block in the search for the largest.
 _BLOCK = 128
-# Rows whose softmax a CPU computes at a time, and the numbers of half precision that a cache line of 128 bytes holds (`benchmarks/step.py`).
-_ROWS, _MULTIPLE = 32, 64
+# Rows whose softmax a CPU computes at a time (`benchmarks/step.py`).
+_ROWS = 32
+MULTIPLE = 64
+"""Rows of logits are filled up to a multiple of this: the numbers of half precision that a cache line of 128 bytes holds."""
+# Rows whose float32 softmax a GPU holds at a time, where no code is generated: of GPT-2's vocabulary 50 MB, the level-2 cache of an H100.
+_GPU_ROWS = 256
+# A chunk's logits and their gradient take at most this share of a GPU's memory.
+_CHUNK_SHARE, _FEWEST, _MOST = 1 / 32, 1024, 8192
 
 
-def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int | None = None, judge: JudgeChunk | None = None) \
+        -> tuple[Tensor, Tensor, Tensor]:
     """Sum ``cross_entropy(logits, target)`` over the positions, `chunk` of them at a time.
 
     The gradients are computed in the forward pass, while a chunk's softmax is in memory, so that no chunk is multiplied twice;
@@ -30,24 +39,43 @@ def linear_cross_entropy(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tenso
     :param hidden_ND: hidden states.
     :param terms: how the head computes logits.
     :param targets_N: token ids, int64.
-    :param chunk: positions to hold logits for, at least 1.
+    :param chunk: positions to hold logits for, at least 1; None = as many as suit the device.
+    :param judge: compiled code of :func:`.judge_chunk.judge_chunk`, which is used on a GPU; None = there is none.
     :return: the sum of the losses (scalar, differentiable), the losses (N,) by themselves without gradient, and the most probable token ids (N,).
     """
     gradients, weight_VD = torch.is_grad_enabled(), terms.weight_VD
     needed = gradients and hidden_ND.requires_grad, gradients and weight_VD.requires_grad
-    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, terms, chunk, *needed)
+    return _LinearCrossEntropy.apply(hidden_ND, weight_VD, targets_N, terms, chunk or chunk_for(hidden_ND.device, len(weight_VD)), judge, *needed)
+
+
+@cache
+def chunk_for(device: torch.device, size: int) -> int:
+    """Choose the positions whose logits are held at once.
+
+    More of them mean that the head's gradient is gone over less often. On a GPU of NVIDIA it is by its memory, not by what is free: the sums of a run must not
+    depend on that.
+
+    :param size: V.
+    """
+    if device.type != "cuda":
+        return _FEWEST
+    fit = int(torch.cuda.get_device_properties(device).total_memory * _CHUNK_SHARE) // (6 * size)  # twice in half precision, and some rows in float32
+    return min(max(1 << max(fit.bit_length() - 1, 0), _FEWEST), _MOST)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """See :func:`linear_cross_entropy`."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, terms: LinearTerms, chunk: int, with_hidden: bool, with_weight: bool) \
-            -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, terms: LinearTerms, chunk: int, judge: JudgeChunk | None, with_hidden: bool,
+                with_weight: bool) -> tuple[Tensor, Tensor, Tensor]:
         device = hidden_ND.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
         with torch.autocast(device, enabled=False):
-            parts = _compute(hidden_ND.to(dtype), terms._replace(weight_VD=weight_VD.to(dtype)), targets_N, chunk, with_hidden, with_weight)
+            if device == "cpu":
+                parts = _compute(hidden_ND.to(dtype), terms._replace(weight_VD=weight_VD.to(dtype)), targets_N, chunk, with_hidden, with_weight)
+            else:
+                parts = _compute_on_gpu(hidden_ND.to(dtype), terms, targets_N, chunk, judge, with_hidden, with_weight)
         ctx.save_for_backward(parts.hidden_gradient_ND, parts.weight_gradient_VD)
         ctx.dtypes = hidden_ND.dtype, weight_VD.dtype
         ctx.mark_non_differentiable(parts.losses_N, parts.predictions_N)
@@ -59,7 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         held = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         # in place: a second copy of the head's gradient would be the largest tensor of a step
         hidden_gradient, weight_gradient = (None if tensor is None else tensor.mul_(loss_gradient).to(dtype) for tensor, dtype in held)
-        return hidden_gradient, weight_gradient, None, None, None, None, None
+        return hidden_gradient, weight_gradient, None, None, None, None, None, None
 
 
 class _Parts(NamedTuple):
@@ -73,12 +101,12 @@ class _Parts(NamedTuple):
 
 
 def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int, with_hidden: bool, with_weight: bool) -> _Parts:
-    """Go over the chunks with two buffers: on a CPU, memory asked for anew for each chunk costs as much as the softmax."""
+    """Go over the chunks on a CPU with two buffers: memory asked for anew for each chunk costs as much as the softmax."""
     weight_VD, soft_cap = terms.weight_VD, terms.soft_cap
     (total, _), size, exact = hidden_ND.shape, len(weight_VD), torch.promote_types(hidden_ND.dtype, torch.float32)
     padded_CP = _padded(hidden_ND, min(chunk, total), size)
     # in half precision a CPU goes over few rows at a time: their float32 softmax stays in its cache
-    rows = _ROWS if hidden_ND.device.type == "cpu" and exact != hidden_ND.dtype else len(padded_CP)
+    rows = _ROWS if exact != hidden_ND.dtype else len(padded_CP)
     softmax_RV = hidden_ND.new_empty(min(rows, len(padded_CP)), size, dtype=exact)
     losses_N = hidden_ND.new_empty(total, dtype=exact)
     predictions_N = torch.empty_like(targets_N)
@@ -88,7 +116,7 @@ def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: in
         part = slice(start, min(start + chunk, total))
         hidden, count = hidden_ND[part], part.stop - start
         if exact != hidden_ND.dtype:  # more rows, of zeros, so that the products have few shapes
-            hidden = nn.functional.pad(hidden, (0, 0, 0, -count % _MULTIPLE))
+            hidden = nn.functional.pad(hidden, (0, 0, 0, -count % MULTIPLE))
         padded = padded_CP[:len(hidden)]
         logits = padded[:, :size]
         torch.mm(hidden / soft_cap if soft_cap else hidden, weight_VD.t(), out=logits)
@@ -111,6 +139,56 @@ def _compute(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: in
     return _Parts(losses_N.sum(), losses_N, predictions_N, hidden_gradient, weight_gradient)
 
 
+def _compute_on_gpu(hidden_ND: Tensor, terms: LinearTerms, targets_N: Tensor, chunk: int, judge: JudgeChunk | None, with_hidden: bool, with_weight: bool) \
+        -> _Parts:
+    """Go over the chunks on a GPU, where memory costs nothing to ask for, and products are not written into views (Apple's GPUs have done that wrongly).
+
+    The weight has further rows of zeros, so that the rows of all products begin where the fastest kernels need them to.
+    """
+    width, size, dtype, exact = hidden_ND.shape[1], len(terms.weight_VD), hidden_ND.dtype, torch.promote_types(hidden_ND.dtype, torch.float32)
+    columns = _round_up(size)
+    if columns == size:
+        weight_PD = terms.weight_VD.to(dtype)
+    else:
+        weight_PD = hidden_ND.new_zeros(columns, width)
+        weight_PD[:size] = terms.weight_VD
+    losses, predictions = [hidden_ND.new_empty(0, dtype=exact)], [targets_N[:0]]
+    hidden_gradients = [hidden_ND.new_empty(0, width, dtype=exact)] if with_hidden else None
+    weight_gradient_PD = torch.zeros_like(weight_PD, dtype=exact) if with_weight else None
+    for hidden, targets in zip(hidden_ND.split(chunk), targets_N.split(chunk), strict=True):
+        logits_CP = (hidden / terms.soft_cap if terms.soft_cap else hidden) @ weight_PD.t()
+        if judge is not None and terms.log_weights is None and len(hidden):
+            of_chunk, best, gradient_CP = judge(logits_CP, targets, size, terms.soft_cap, terms.z_loss, with_hidden or with_weight)
+        else:
+            of_chunk, best, gradient_CP = _judge_by_rows(logits_CP, targets, size, terms, with_hidden or with_weight)
+        losses.append(of_chunk)
+        predictions.append(best)
+        if hidden_gradients is not None and gradient_CP is not None:
+            hidden_gradients.append((gradient_CP @ weight_PD).to(exact))
+        if weight_gradient_PD is not None and gradient_CP is not None:
+            if exact == dtype:
+                weight_gradient_PD.addmm_(gradient_CP.t(), hidden)
+            else:
+                weight_gradient_PD += gradient_CP.t() @ hidden
+    losses_N = torch.cat(losses)
+    return _Parts(losses_N.sum(), losses_N, torch.cat(predictions), None if hidden_gradients is None else torch.cat(hidden_gradients),
+                  None if weight_gradient_PD is None else weight_gradient_PD[:size])
+
+
+def _judge_by_rows(logits_CP: Tensor, targets_C: Tensor, size: int, terms: LinearTerms, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Do what :func:`.judge_chunk.judge_chunk` does, a few rows at a time; the gradient takes the place of the logits."""
+    losses, predictions = [], []
+    for padded, targets in zip(logits_CP.split(_GPU_ROWS), targets_C.split(_GPU_ROWS), strict=True):
+        logits = padded[:, :size]
+        softmax = logits.new_empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
+        of_rows, best = _judge_rows(logits, targets[:, None], terms, softmax, with_gradient)
+        losses.append(of_rows)
+        predictions.append(best)
+        if with_gradient:
+            logits.copy_(softmax)  # behind them are zeros already
+    return torch.cat(losses), torch.cat(predictions), logits_CP if with_gradient else None
+
+
 def _padded(hidden_ND: Tensor, rows: int, size: int) -> Tensor:
     """Make a buffer for logits; of half precision its rows begin at whole cache lines, as fast products need: of 50,257 columns they otherwise begin anywhere.
 
@@ -124,7 +202,7 @@ def _padded(hidden_ND: Tensor, rows: int, size: int) -> Tensor:
 
 def _round_up(count: int) -> int:
     """Round up to whole cache lines."""
-    return -(-count // _MULTIPLE) * _MULTIPLE
+    return -(-count // MULTIPLE) * MULTIPLE
 
 
 def _judge_rows(logits_RV: Tensor, target_R1: Tensor, terms: LinearTerms, softmax_RV: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,12 @@ from ..modules.heads import LinearTerms
 from .ahead import find_later
 from .base import Objective, Result, add_gradient
 from .candidates import choose_candidates
+from .judge_chunk import JudgeChunk
 from .linear_cross_entropy import linear_cross_entropy
 
 CHUNK = 1024
-"""Positions whose logits are held at once.  Enough to keep the matrix products at full speed (fewer positions go over the head's
-gradient more often), and 0.2 GB for each of two float32 buffers at GPT-2's vocabulary of 50257 (in half precision on a CPU 0.1 GB in all)."""
+"""Positions whose logits are held at once on a CPU.  Enough to keep the matrix products at full speed (fewer positions go over the head's gradient more
+often), and 0.2 GB for each of two float32 buffers at GPT-2's vocabulary of 50257 (in half precision 0.1 GB in all)."""
 
 
 class NextToken(Objective):
@@ -26,9 +27,9 @@ class NextToken(Objective):
 
     divides_samples = True
 
-    def __init__(self, chunk: int = CHUNK):
+    def __init__(self, chunk: int | None = None):
         """
-        :param chunk: positions whose logits are held at once.
+        :param chunk: positions whose logits are held at once; None = as many as suit the device.
         """
         self._chunk = chunk
 
@@ -40,22 +41,23 @@ class NextToken(Objective):
         lengths = mini_batch.seq_lens
         hidden_BTD = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
-        loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N)
+        judge: JudgeChunk | None = getattr(model, "judge_chunk", None)  # of compiled models
+        loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N, judge)
         if torch.is_grad_enabled():
             weight: float = getattr(head, "ahead_weight", 1.0)
             for distance, module in enumerate(getattr(head, "ahead", ()), 1):
                 here, later = find_later(mini_batch, distance)
-                ahead_sum, *_ = self._judge(head, module(hidden_ND.index_select(0, here)), mini_batch.targets_N.index_select(0, later))
+                ahead_sum, *_ = self._judge(head, module(hidden_ND.index_select(0, here)), mini_batch.targets_N.index_select(0, later), judge)
                 loss_sum = add_gradient(loss_sum, ahead_sum * weight)
         return Result(loss_sum, losses_N, predictions_N)
 
-    def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, judge: JudgeChunk | None) -> tuple[Tensor, Tensor, Tensor]:
         """Give the loss sum, the losses and the predictions of positions."""
         terms = _linear_terms(head)
         if terms is None:
-            return _any_head(head, hidden_ND, targets_N, self._chunk)
+            return _any_head(head, hidden_ND, targets_N, self._chunk or CHUNK)
         if not (terms.candidates and torch.is_grad_enabled()):
-            return linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk)
+            return linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk, judge)
         terms, places_N, ids = choose_candidates(terms, targets_N)
         loss_sum, losses_N, predictions_N = linear_cross_entropy(hidden_ND, terms, places_N, self._chunk)
         return loss_sum, losses_N, ids[predictions_N]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.collate import MiniBatch
+from ..data.collate import MiniBatch, to_device
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from ..stats.figures import Figure
@@ -61,7 +61,7 @@ class PreferenceObjective(Objective):
         losses_P, rewards_P2 = self.judge(answers)
         chosen_P, rejected_P = rewards_P2.detach().unbind(1)
         figures = {"preferred": (chosen_P > rejected_P).sum(), "margin_sum": (chosen_P - rejected_P).sum(), "chosen_sum": chosen_P.sum(),
-                   "rejected_sum": rejected_P.sum(), "pairs": torch.tensor(float(len(losses_P)), device=losses_P.device)}
+                   "rejected_sum": rejected_P.sum(), "pairs": losses_P.new_full((), len(losses_P))}
         return Result(losses_P.sum(), losses_N.detach(), predictions_N, figures)
 
     @abstractmethod
@@ -75,8 +75,9 @@ def answers_of(losses_N: Tensor, mini_batch: MiniBatch) -> Answers:
     # not index_add: on a GPU its order is another each time
     log_probs_P2 = -torch.stack([part.sum() for part in losses_N.split(lengths)]).view(-1, 2)
     reference = mini_batch.reference_R
-    return Answers(log_probs_P2, None if reference is None else reference.to(log_probs_P2).view(-1, 2),
-                   torch.tensor(lengths, dtype=log_probs_P2.dtype).to(log_probs_P2.device).view(-1, 2))
+    device, dtype = log_probs_P2.device, log_probs_P2.dtype
+    return Answers(log_probs_P2, None if reference is None else to_device(reference.to(dtype), device).view(-1, 2),
+                   to_device(torch.tensor(lengths, dtype=dtype), device).view(-1, 2))
 
 
 def smoothed(logits_P: Tensor, smoothing: float) -> Tensor:

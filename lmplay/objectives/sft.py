@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..data.collate import MiniBatch
+from ..data.collate import MiniBatch, to_device
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
 from .base import Result
@@ -44,4 +44,5 @@ class Sft(NextToken):
         if mini_batch.weights_N is None:
             return super().loss(model, mini_batch, head)
         losses_N, predictions_N = token_losses(model, mini_batch, head)
-        return Result((losses_N * mini_batch.weights_N.to(losses_N)).sum(), losses_N.detach(), predictions_N)
+        weights_N = to_device(mini_batch.weights_N.to(losses_N.dtype), losses_N.device)
+        return Result((losses_N * weights_N).sum(), losses_N.detach(), predictions_N)

@@ -239,7 +239,8 @@ class Options:
                               "(estimate)", _KEPT)
     save_datasets: bool = _flag(False, _P, switch, "", "save the plan's hub data sets for use without a network, and end", _SILENT)
     data_workers: int = _flag(1, _P, Number(int, 0, 256), "NUMBER", "what prepares batches ahead of the step: 0 = nothing, 1 = a thread, N = a thread and N "
-                              "processes that tokenize; changes speed, not the result", _ASIDE)
+                              "processes that tokenize; changes speed, not the result; where it is left out, 2 for a GPU of NVIDIA with at least 4 cores",
+                              _ASIDE)
     accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
     recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings of model, optimizer, schedule and batch that go together: "
@@ -254,7 +255,7 @@ class Options:
         0, _T, _from_0, "TOKENS", f"the same in tokens: as many pieces as fit, with their padding; where neither is given, the tokens of {_MINI_BATCH} pieces "
         "of full length", _BITS)
     pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
-                      "the result; auto: on a CPU, if not compiled", _BITS)
+                      "the result; auto: on a CPU, if not compiled; on a GPU it wants --amp, and no dropout", _BITS)
     validation_batch_size: int = _flag(4, _T, _from_1, "PIECES", "pieces that go through the device at once in a validation; changes speed and memory, not "
                                        "the result; if only the training's number is given, validation uses that, too", _BITS)
     validation_samples: int | str = _flag(

@@ -133,8 +133,6 @@ class Settings(Options):
                 {"dataset", "training_plan"} <= self.explicit,
             "--mini-batch-size and --mini-batch-tokens together: each says how much goes through the device at once; give one.":
                 self.mini_batch_tokens and "mini_batch_size" in self.explicit,
-            "--pack on and --compile-model together: packed pieces have other lengths in each step, and each would be compiled; give one.":
-                self.pack == "on" and self.compile_model,
             f"{budget}: is for compiled code; add --compile-model, or take --activation-checkpointing on.":
                 self.activation_memory_budget < 1 and not self.compile_model,
             "--activation-memory-budget and --activation-checkpointing together: each says what is computed again; give one.":

@@ -12,6 +12,8 @@ from ..plan.settings import Settings
 
 # With fewer parameters, steps to come, or tokens in a piece, these flags save little time.
 _LARGE, _MANY_STEPS, _LONG = 20_000_000, 2_000, 512
+# With fewer tokens in a mini-batch a large GPU spends much of its time on the head's gradient, which each of them goes over.
+_MANY_TOKENS = 16_384
 _MOST = 2
 
 
@@ -32,6 +34,9 @@ def hints(settings: Settings, device: torch.device, parameters: int, model_args:
     if large and device.type == "cuda" and not settings.compile_model and "compile_model" not in typed and find_spec("triton") \
             and steps() >= _MANY_STEPS:
         lines.append("--compile-model takes a minute or two at the start, and makes each step faster")
+    tokens = settings.token_budget(longest)
+    if device.type == "cuda" and not typed & {"mini_batch_size", "mini_batch_tokens"} and tokens < _MANY_TOKENS:
+        lines.append(f"--mini-batch-size auto measures what this GPU takes at once; {tokens:,} tokens, the default, are few for a large one")
     if large and device.type == "cuda" and not settings.amp and settings.matmul_precision == "highest" and "matmul_precision" not in typed \
             and "amp" in typed and has_bfloat16(device):  # the same cards have both
         lines.append("--matmul-precision high computes float32 products in TF32: several times as fast, with 10 bits of precision")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..data.collate import to_device
 from ..modules.cache import KeyValueCache
 from ..modules.sharded import is_sharded
 from .sampling import Sampling, choose
@@ -101,13 +102,13 @@ class ContinuousBatch:
             return [logits_BV], cache
         for text, row in zip(self._fresh, rows, strict=True):
             text.read = texts[row].read
-        return [logits_BV[rows]], cache.selected(rows) if cache is not None else None
+        return [logits_BV.index_select(0, to_device(torch.tensor(rows), self._device))], cache.selected(rows) if cache is not None else None
 
     def _logits(self, texts: list[_Text], cache: KeyValueCache | None) -> Tensor:
         """Read what is new of each text; gives the logits of its next token (B, V)."""
         new = [text.ids[text.start + text.read:] for text in texts]
         width = max(map(len, new))
-        tokens_BT = torch.tensor([part + [0] * (width - len(part)) for part in new], device=self._device)
+        tokens_BT = to_device(torch.tensor([part + [0] * (width - len(part)) for part in new]), self._device)
         if cache is None:
             hidden_BTD = self._model(tokens_BT)
         else:
@@ -115,7 +116,8 @@ class ContinuousBatch:
             cache.keep([len(part) for part in new])
             for text, part in zip(texts, new, strict=True):
                 text.read += len(part)
-        return self._model.get_submodule("head")(hidden_BTD[range(len(new)), [len(part) - 1 for part in new]])
+        last_B = to_device(torch.tensor([row * width + len(part) - 1 for row, part in enumerate(new)]), self._device)
+        return self._model.get_submodule("head")(hidden_BTD.flatten(0, 1).index_select(0, last_B))
 
     @staticmethod
     def _choose(logits_BV: Tensor, texts: list[_Text]) -> list[int]:
@@ -124,7 +126,8 @@ class ContinuousBatch:
         draws_B = torch.stack([torch.rand((), generator=text.generator) for text in texts])
         for sampling in dict.fromkeys(text.sampling for text in texts):
             rows = [row for row, text in enumerate(texts) if text.sampling == sampling]
-            theirs_BV = logits_BV if len(rows) == len(texts) else logits_BV[rows]  # the copy takes as long as a layer where there are many tokens
+            # the copy takes as long as a layer where there are many tokens
+            theirs_BV = logits_BV if len(rows) == len(texts) else logits_BV.index_select(0, to_device(torch.tensor(rows), logits_BV.device))
             for row, token in zip(rows, choose(theirs_BV, [texts[row].ids for row in rows], sampling, draws_B[rows]).tolist(), strict=True):
                 tokens[row] = token
         return tokens

@@ -1,4 +1,4 @@
-"""From logits to the next token.  Writing floor: imports torch only.
+"""From logits to the next token.  Writing floor.
 
 Shapes: B texts, V vocabulary, T tokens of a text so far.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from ..data.collate import to_device
 
 # Lower temperatures count as 0: divided by them, logits may exceed float32.
 _LEAST_TEMPERATURE = 1e-4
@@ -40,14 +42,14 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
     :param logits_BV: of the next token.
     :param texts: the token ids of each text so far, with its prompt.
     :param draws_B: a number from [0, 1) for each text; the same numbers choose the same tokens, on every device and in every batch.
-    :return: token ids (B,), int64.
+    :return: token ids (B,), int64; some are on the CPU already.
     """
     logits_BV = logits_BV.float()
     if sampling.repetition_penalty != 1:
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
     if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(1)
-    return _drawn(_kept(logits_BV / sampling.temperature, sampling).cpu(), draws_B.cpu()).to(logits_BV.device)  # Apple's GPUs have no float64
+    return _drawn(_kept(logits_BV / sampling.temperature, sampling).cpu(), draws_B)  # Apple's GPUs have no float64
 
 
 def _drawn(probabilities_BV: Tensor, draws_B: Tensor) -> Tensor:
@@ -71,12 +73,11 @@ def _drawn(probabilities_BV: Tensor, draws_B: Tensor) -> Tensor:
 
 def _penalized(logits_BV: Tensor, texts: list[list[int]], penalty: float) -> Tensor:
     """Make tokens that are in a text less probable."""
-    logits_BV = logits_BV.clone()
-    for row, text in zip(logits_BV, texts, strict=True):
-        there = torch.tensor(sorted(set(text)), device=row.device)
-        values = row[there]
-        row[there] = torch.where(values > 0, values / penalty, values * penalty)
-    return logits_BV
+    size = logits_BV.shape[1]
+    numbers = [row * size + token for row, text in enumerate(texts) for token in sorted(set(text))]
+    there = to_device(torch.tensor(numbers, dtype=torch.int64), logits_BV.device)
+    values = logits_BV.flatten().index_select(0, there)
+    return logits_BV.flatten().index_copy(0, there, torch.where(values > 0, values / penalty, values * penalty)).view_as(logits_BV)
 
 
 def _kept(logits_BV: Tensor, sampling: Sampling) -> Tensor:

@@ -11,10 +11,12 @@ from lmplay.data.collate import MiniBatch
 from lmplay.device.runtime import Runtime
 from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
+from lmplay.objectives import linear_cross_entropy
 from lmplay.objectives.next_token import NextToken
 from lmplay.plan.settings import Settings
 
 CONTEXT = 64
+ON_CPU = linear_cross_entropy._compute
 
 
 def make(dropout=0.0, while_compiling=nullcontext, backend="aot_eager", **options):
@@ -138,6 +140,62 @@ def test_short_contexts_in_bfloat16_have_attention_by_plain_products(amp, contex
         wrapped = runtime.wrap(Watching(context, 8), context, print)
         wrapped(torch.zeros(1, context, dtype=torch.int64))
     assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("name", ["gpt2ish", "llamaish", "modern"])
+@pytest.mark.parametrize("amp", [False, True])
+def test_packed_pieces_of_all_lengths_have_one_code_and_the_results_of_the_model_itself(name, amp):
+    torch.manual_seed(1)
+    model = build_model(get_experiment(name), vocab_size=90, context_len=CONTEXT, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0)
+    runtime, said = Runtime(Settings(device="cpu", compile_model=True, compile_backend="aot_eager", pack="on", amp=amp)), []
+    assert runtime.packs(model)
+    wrapped = runtime.wrap(model, CONTEXT, said.append)
+    for lengths in ((64, 3, 3, 20), (5,), (1, 1, 1), (64,) * 4, (2, 1), (1,)):
+        tokens = torch.randint(0, 90, (1, sum(lengths)), generator=torch.Generator().manual_seed(sum(lengths)))
+        where = torch.arange(sum(lengths))[::2]
+        found = []
+        for way in (wrapped, model):
+            model.zero_grad()
+            with runtime.autocast():
+                result = NextToken().loss(way, MiniBatch(tokens, where, tokens.flatten()[where], [], 0, lengths), model.head)
+            result.loss_sum.backward()
+            found.append([result.loss_sum.detach(), *(parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.05 if amp else 1e-4, atol=(0.02 if amp else 1e-5) * float(other.abs().max()) + 1e-6)
+    assert (wrapped.graphs, wrapped.made_again) == (1, 0)
+    assert [line.partition(":")[0] for line in said] == ["compiled for training, packed pieces"]
+
+
+@pytest.mark.parametrize(("model", "fault"), [
+    ({"dropout": 0.1}, "--pack on and --compile-model together: the model drops attention weights.*--dropout 0"), (None, "would be compiled again")])
+def test_packed_pieces_that_cannot_be_compiled_are_refused(model, fault):
+    class Other(torch.nn.Module):
+        def forward(self, tokens, lengths=None):
+            return tokens
+
+    built = Other() if model is None else build_model(get_experiment("gpt2ish"), vocab_size=90, context_len=8, num_blocks=1, embed_dim=16, num_heads=2, **model)
+    with pytest.raises(UserError, match=fault):
+        Runtime(Settings(device="cpu", compile_model=True, pack="on")).packs(built)
+    assert not Runtime(Settings(device="cpu", compile_model=True)).packs(built)
+
+
+def test_the_code_of_the_loss_is_made_once_and_counted(monkeypatch):
+    """As on a GPU; it is no reason to say that the model was compiled again."""
+    model, _, wrapped, said = make()
+    assert wrapped.judge_chunk is None  # on a CPU
+    monkeypatch.setattr(type(wrapped), "judge_chunk", property(lambda self: self._judge_chunk))
+    on_gpu = linear_cross_entropy._compute_on_gpu
+    monkeypatch.setattr(linear_cross_entropy, "_compute", lambda *problem: on_gpu(*problem[:3], 16, wrapped.judge_chunk, *problem[4:]))
+    for rows, width in [(8, 64), (3, 40), (5, 64)]:
+        loss, gradients = judge(model, wrapped, rows, width)
+        with monkeypatch.context() as plain:
+            plain.setattr(linear_cross_entropy, "_compute", ON_CPU)
+            expected, wanted = judge(model, model, rows, width)
+        assert loss == pytest.approx(expected, rel=1e-5)
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert [line.partition(":")[0] for line in said] == ["compiled for training", "compiled for the loss"]
+    assert wrapped.made_again == 0
 
 
 def test_a_backend_that_is_not_there_is_refused():
