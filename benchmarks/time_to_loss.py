@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,7 @@ _SIZES = ["--num-blocks", BLOCKS, "--embed-dim", WIDTH, "--num-heads", HEADS, "-
 _CLASSIC = (["--exp", "gpt2ish", "--lr", 1.5e-3, "--weight-decay", 0.1, "--betas", "0.9,0.95", "--grad-clip", 1.0],
             {"batch_size": BATCH, "lr_schedule": "cosine", "warmup": 0.05})
 _MODERN: tuple[list[Any], dict[str, Any]] = (
-    ["--exp", "modern", "--lr", 6e-3, "--weight-decay", 0.1, "--grad-clip", 1.0],
+    ["--exp", "modern", "--lr", 1e-2, "--weight-decay", 0.1, "--grad-clip", 1.0],
     {"batch_size": 8, "optimizer": "muon", "lr_schedule": {"name": "linear", "min_fraction": 0}, "warmup": 0.05})
 
 
@@ -39,14 +40,13 @@ class Way(NamedTuple):
     model: dict[str, Any] | None = None
 
 
-_SAMPLED = {"tied_head": True, "settings": {"sampled_tokens": 8192}}
+_SAMPLED = {"settings": {"sampled_tokens": 8192}}
 WAYS = {"classic": Way(*_CLASSIC), "classic compiled": Way(*_CLASSIC, True), "Trainer": Way(None, {}), "modern": Way(*_MODERN),
-        "modern sampled": Way(*_MODERN, model={"settings": {"sampled_tokens": 8192}}), "modern sampled tied": Way(*_MODERN, model=_SAMPLED),
-        "modern sampled tied lr 0.01": Way([*_MODERN[0], "--lr", 1e-2], _MODERN[1], model=_SAMPLED),
+        "modern sampled": Way(*_MODERN, model=_SAMPLED), "modern sampled tied": Way(*_MODERN, model={**_SAMPLED, "tied_head": True}),
         "modern, AdamW": Way(_MODERN[0], {**_MODERN[1], "optimizer": "adamw"}), "gpt2ish, Muon": Way(["--exp", "gpt2ish", *_MODERN[0][2:]], _MODERN[1])}
 
 
-def train(way: Way, steps: int, seed: int, arguments: argparse.Namespace, folder: Path) -> tuple[float, Path]:
+def train(way: Way, steps: int, seed: int, arguments: argparse.Namespace, folder: Path, name: str = "m") -> tuple[float, Path]:
     """Train for some steps; gives the seconds that the process took, and the model."""
     out = Path(tempfile.mkdtemp(dir=folder))
     if way.flags is None:
@@ -56,10 +56,10 @@ def train(way: Way, steps: int, seed: int, arguments: argparse.Namespace, folder
     else:
         stage = {"dataset": str(Path(arguments.texts).resolve()), "steps": steps, "validation": 0, **way.stage}
         (out / "plan.json").write_text(json.dumps({"$model": way.model or {}, "train": stage}))
-        flags = [*way.flags, *_SIZES, "--tokenizer", arguments.tokenizer, "--training-plan", out / "plan.json", "--out-dir", out, "--model", out / "m.lmp",
-                 "--seed", seed, "--save-interval", 0, "--accuracy-pieces", 0, "--mini-batch-size", 16, *["--amp"] * arguments.amp,
-                 *["--compile-model"] * way.compiled, "--quiet"]
-        command, model = [sys.executable, "-m", "lmplay.train", *map(str, flags)], out / "m.lmp"
+        flags = [*way.flags, *_SIZES, "--tokenizer", arguments.tokenizer, "--training-plan", out / "plan.json", "--out-dir", out,
+                 "--model", out / f"{name}.lmp", "--seed", seed, "--save-interval", 0, "--accuracy-pieces", 0, "--mini-batch-size", 16, "--quiet",
+                 *["--amp"] * arguments.amp, *["--compile-model"] * way.compiled]
+        command, model = [sys.executable, "-m", "lmplay.train", *map(str, flags)], out / f"{name}.lmp"
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     if done.returncode:
@@ -67,8 +67,11 @@ def train(way: Way, steps: int, seed: int, arguments: argparse.Namespace, folder
     return time.monotonic() - started, model
 
 
-def judge(model: Path, arguments: argparse.Namespace) -> float:
-    """Give the loss on the held-out texts, in nats per token, of texts cut to pieces without prompts."""
+def judge(model: Path, held_out: str, rows: int, context: int = CONTEXT, tokenizer: str | None = None) -> float:
+    """Give the loss on the first held-out texts, in nats per token, of texts cut to pieces without prompts.
+
+    :param tokenizer: of a folder of transformers; the model's own where that is a checkpoint.
+    """
     import torch
 
     from lmplay.checkpoints.trained import open_trained
@@ -78,21 +81,22 @@ def judge(model: Path, arguments: argparse.Namespace) -> float:
     if model.is_dir():
         from lmplay.exp.hf import open_source, read_weights
 
-        module = build_model(get_experiment(f"hf:{model}"), vocab_size=8, **{**open_source(str(model)), "context_len": CONTEXT})
+        module = build_model(get_experiment(f"hf:{model}"), vocab_size=8, **{**open_source(str(model)), "context_len": context})
         module.load_state_dict(read_weights(str(model)))
+        encode = load_tokenizer(str(tokenizer))
     else:
-        module = open_trained(model).module
-    tokenizer = load_tokenizer(arguments.tokenizer)
-    with open(arguments.held_out, encoding="utf-8") as lines:
-        texts = [json.loads(line) for line, _ in zip(lines, range(arguments.rows), strict=False)]
-    ids = [token for text in texts for token in [*tokenizer.encode(text["text"]).ids.tolist(), tokenizer.end_id]]
-    rows = torch.tensor(ids[:len(ids) // (CONTEXT + 1) * (CONTEXT + 1)]).view(-1, CONTEXT + 1)
+        trained = open_trained(model)
+        module, encode = trained.module, trained.tokenizer
+    with open(held_out, encoding="utf-8") as lines:
+        texts = [json.loads(line) for line, _ in zip(lines, range(rows), strict=False)]
+    ids = [token for text in texts for token in [*encode.encode(text["text"]).ids.tolist(), encode.end_id]]
+    pieces = torch.tensor(ids[:len(ids) // (context + 1) * (context + 1)]).view(-1, context + 1)
     loss, module = 0.0, module.eval()
     with torch.no_grad():
-        for row in rows.split(8):
-            logits = module.head(module(row[:, :-1])).flatten(0, 1)
-            loss += float(torch.nn.functional.cross_entropy(logits, row[:, 1:].flatten(), reduction="sum"))
-    return loss / rows[:, 1:].numel()
+        for some in pieces.split(8):
+            logits = module.head(module(some[:, :-1])).flatten(0, 1)
+            loss += float(torch.nn.functional.cross_entropy(logits, some[:, 1:].flatten(), reduction="sum"))
+    return loss / pieces[:, 1:].numel()
 
 
 def steps_for(way: Way, budget: float, arguments: argparse.Namespace, folder: Path, rates: dict[str, Any], name: str) -> int:
@@ -116,13 +120,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--runs", nargs="+", default=["classic@180", "Trainer@180", "modern@36", "modern@18"], help="WAY@SECONDS; ways: " + ", ".join(WAYS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=60, help="held-out texts")
+    parser.add_argument("--rows", type=int, default=20, help="held-out texts")
+    parser.add_argument("--keep", type=Path, help="a folder for the statistics of the runs, for lmp_plotstats")
     parser.add_argument("--no-amp", dest="amp", action="store_false", help="float32, where the CPU has no instructions for bfloat16")
     arguments = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     results = [json.loads(line) for line in arguments.results.read_text().splitlines()] if arguments.results.is_file() else []
     rates: dict[str, Any] = {one["rates_of"]: one["rates"] for one in results if "rates_of" in one}
     done = [one for one in results if "loss" in one]
+    if arguments.keep:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, arguments.results.open("a") as file:
         for seed in range(arguments.seeds):
             for run in arguments.runs:
@@ -133,8 +140,11 @@ def main() -> None:
                 steps = steps_for(WAYS[name], float(budget), arguments, Path(folder), rates, name)
                 if not known:
                     print(json.dumps({"rates_of": name, "rates": rates[name]}), file=file, flush=True)
-                seconds, model = train(WAYS[name], steps, seed, arguments, Path(folder))
-                done.append({"run": run, "seed": seed, "steps": steps, "seconds": seconds, "loss": judge(model, arguments)})
+                seconds, model = train(WAYS[name], steps, seed, arguments, Path(folder), f"{run.replace(' ', '-')}-{seed}")
+                for statistics_file in model.parent.glob("*@*_stats.json") if arguments.keep else ():
+                    shutil.copy(statistics_file, arguments.keep)
+                loss = judge(model, arguments.held_out, arguments.rows, tokenizer=arguments.tokenizer)
+                done.append({"run": run, "seed": seed, "steps": steps, "seconds": seconds, "loss": loss})
                 print(json.dumps(done[-1]), file=file, flush=True)
                 print(f"seed {seed}, {run}: {steps} steps in {seconds:.1f} s, loss {done[-1]['loss']:.4f}", flush=True)
     print(f"\n{'run':<24}{'seeds':>6}{'steps':>8}{'seconds':>9}{'loss':>9}{'± error':>9}")
