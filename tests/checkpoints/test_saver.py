@@ -23,7 +23,7 @@ from lmplay.engine import loop, save, stage
 def test_a_copy_is_deep_shares_what_was_shared_and_uses_its_memory_again():
     weight = torch.arange(6.0).reshape(2, 3).t()
     value = {"a": weight, "b": weight.t(), "c": [1, [2.0, "x"], {"d": (torch.ones(()), None)}], "tied": weight, "empty": torch.zeros(0)}
-    copier = Copier()
+    copier = Copier(None)
     first = copier(value)
     assert torch.equal(first["a"], weight)
     assert first["a"].stride() == weight.stride()
