@@ -4,7 +4,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False,
-            reference: Callable[[Piece], float] | None = None) -> list[MiniBatch]:
+            reference: Callable[[Piece], float] | None = None, outlined: bool = False) -> list[MiniBatch]:
     """Sort pieces by length, longest first, and cut them into mini-batches.  The answers of a preference pair follow each other in one mini-batch.
 
     Sorting changes neither loss nor gradient of the batch and removes most of the padding; the longest come first, so that memory is allocated once.
@@ -68,6 +68,7 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, lo
     :param token_budget: the most tokens in a mini-batch, padding included, however many pieces these are; a longer piece has one alone. 0 = not used.
     :param packed: one behind the other, without padding but for `multiple`.
     :param reference: gives the log-probability of a piece's truth by the reference; None = there is none.
+    :param outlined: of the right sizes, but empty: their tensors take no memory, see :func:`fill`.
     :return: the mini-batches; all pieces are in exactly one.
     """
     units = sorted(_pairs(pieces), key=lambda unit: (-max(len(pieces[i].tokens) for i in unit), unit[0]))
@@ -81,9 +82,20 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, lo
         ends = list(accumulate(widths[start:])) if packed else range(width, width * (len(order) - start) + 1, width)
         stop = start + (bisect_right(ends, token_budget) if token_budget else mini_batch_size)
         stop = borders[max(first, bisect_right(borders, stop) - 1)]
-        mini_batches.append(_collate_one(pieces, order[start:stop], widths[start:stop] if packed else [width] * (stop - start), packed, reference))
+        numbers, own = order[start:stop], widths[start:stop] if packed else [width] * (stop - start)
+        mini_batches.append(_outline(pieces, numbers, own, packed) if outlined else _collate_one(pieces, numbers, own, packed, reference))
         start = stop
     return mini_batches
+
+
+def fill(outline: MiniBatch, pieces: Sequence[Piece]) -> MiniBatch:
+    """Make a mini-batch of which only the sizes were known.
+
+    :param outline: as :func:`collate` gave it.
+    :param pieces: of the batch; those of this mini-batch are needed.
+    """
+    widths = [outline.tokens_BT.shape[1]] * len(outline.rows) if outline.seq_lens is None else [*outline.seq_lens]
+    return _collate_one(pieces, [number for number, _ in outline.rows], widths, outline.seq_lens is not None, None)
 
 
 def _round_up(length: int, multiple: int, longest: int | None) -> int:
@@ -125,6 +137,16 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int],
                      _weights([pieces[number] for number in numbers]),
                      None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64),
                      [one for number in numbers if (one := pieces[number].judged) is not None] or None)
+
+
+def _outline(pieces: Sequence[Piece], numbers: list[int], widths: list[int], packed: bool) -> MiniBatch:
+    """Build an empty mini-batch of the sizes that one of these pieces has, see :func:`_collate_one`: its tensors are one zero that stands in all places."""
+    ends = list(accumulate(pieces[number].n_truth for number in numbers))
+    rows = [(number, slice(*span)) for number, span in zip(numbers, pairwise((0, *ends)), strict=True)]
+    zero = torch.zeros((), dtype=torch.int64)
+    tokens_BT, none_N = zero.expand((1, sum(widths)) if packed else (len(numbers), widths[0])), zero.expand(ends[-1])
+    n_padding = sum(widths) - sum(len(pieces[number].tokens) - 1 for number in numbers)
+    return MiniBatch(tokens_BT, none_N, none_N, rows, n_padding, tuple(widths) if packed else None, _weights([pieces[number] for number in numbers]))
 
 
 def _weights(pieces: Sequence[Piece]) -> torch.Tensor | None:

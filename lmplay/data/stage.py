@@ -16,6 +16,7 @@ from .mixing import Mix
 from .permutation import hash64
 from .reader import DEFAULT_BUFFER, Order, Reader, open_reader
 from .samples import Reading, choose_reading, text_field
+from .shares import Later, Shares
 from .sources import AnySource, IndexedSource, open_source, opener_of
 from .sources.articles import join_articles
 from .sources.index import Index
@@ -95,16 +96,24 @@ class StageData:
         """Say of each source how its texts begin (`form`, see :data:`.samples.FORMS`), and how its chats are written out (`chat`)."""
         return [{"source": name, **form} for name, form in zip(self.names, self._forms, strict=True)]
 
-    def open_samples(self) -> SampleStream:
-        """Give the training samples from the start of the stage."""
-        readers = [open_reader(source, self._order(number, validation=False)) for number, source in enumerate(self.sources)]
+    def open_samples(self, shares: Shares | None = None) -> SampleStream:
+        """Give the training samples from the start of the stage.
+
+        :param shares: reads and cuts them together with other ranks; None = this process reads them by itself.
+        """
+        sources = [Later(source) if shares is not None and isinstance(source, IndexedSource) else source for source in self.sources]
+        readers = [open_reader(source, self._order(number, validation=False)) for number, source in enumerate(sources)]
         for source, reader in zip(self.sources, readers, strict=True):
             if reader.rows_per_epoch == 0:
                 raise UserError(f"stage '{self._stage.name}': source {source.name} has no rows to train on.")
         weights = [spec.weight for spec in self._stage.dataset]
         mixed = Mix(readers, [w for w in weights if w is not None] or None, self._stage.stopping or "all_exhausted")
+        length, strict = Length(self._stage.epochs, self._stage.samples), _strict(self._stage.dataset)
         try:
-            return SampleStream(mixed, self._readings, Length(self._stage.epochs, self._stage.samples), self.sources, _strict(self._stage.dataset))
+            if shares is None:
+                return SampleStream(mixed, self._readings, length, self.sources, strict)
+            rows = shares.rows(mixed, self._readings)
+            return SampleStream(rows, rows.readings, length, self.sources, strict)
         except UserError as error:
             raise UserError(*(f"stage '{self._stage.name}': {fault}" for fault in error.faults)) from None
 

@@ -2,15 +2,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import UserError
 from ..words import counted
-from .mixing import Mix
-from .samples import Reading, Sample
+from .samples import Sample
 from .sources import BadRow, Row, Source
 from .turns import Skipped
 
@@ -26,10 +25,38 @@ class Length:
     samples: int | None = None
 
 
+class Rows(Protocol):
+    """Where rows come from: a :class:`lmplay.data.mixing.Mix`, or what stands for one."""
+
+    epoch: int
+    rows_in_epoch: int
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch never ends."""
+
+    @property
+    def rows_per_epoch(self) -> int | None:
+        """How many rows an epoch has; None where nobody knows."""
+
+    def rows_left(self) -> int | None:
+        """Count the rows up to the end of this epoch; None where nobody knows."""
+
+    def next(self) -> tuple[int, int, dict[str, Any]] | None:
+        """Give number of the source, ordinal number of the row in it, and the row; None at the end of an epoch. Raises BadRow for one that cannot be read."""
+
+    def state(self) -> dict[str, Any]:
+        """Give the position."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position."""
+
+
 class SampleStream:
     """Gives samples until the length is reached."""
 
-    def __init__(self, mix: Mix, readings: Sequence[Reading], length: Length, sources: Sequence[Source] = (), strict: Collection[int] = ()):
+    def __init__(self, mix: Rows, readings: Sequence[Callable[[dict[str, Any], int, int], Sample]], length: Length, sources: Sequence[Source] = (),
+                 strict: Collection[int] = ()):
         """
         :param mix: where rows come from.
         :param readings: one a source: how its rows are read.

@@ -133,7 +133,7 @@ class _Process:
                              "last save; fewer --data-workers need less.")
 
 
-class _Trace(Exception):
+class Trace(Exception):
     """The trace of an error in another process, as its cause."""
 
     def __init__(self, text: str):
@@ -166,7 +166,7 @@ def _join(chunk: Sequence[tuple[Sample, _T]], answer: _Answer) -> Iterator[tuple
         yield [replace(piece, sample=sample) if piece.sample == _NO_SAMPLE else piece for piece in pieces], tag
     if failed is not None:
         error, trace = failed
-        raise error from _Trace(trace)
+        raise error from Trace(trace)
 
 
 def main() -> None:
@@ -208,13 +208,14 @@ def _prepare_chunk(prepare: Prepare, number: int, samples: list[Sample]) -> _Ans
         for sample in samples:
             units.append([replace(piece, sample=_NO_SAMPLE) if piece.sample is sample else piece for piece in prepare(sample)])
     except Exception as error:
-        return number, units, (_portable(error), traceback.format_exc())
+        return number, units, portable(error)
     return number, units, None
 
 
-def _portable(error: Exception) -> Exception:
-    """Give the error, or one with the same message where it cannot be pickled."""
+def portable(error: Exception) -> tuple[Exception, str]:
+    """Give the error, or one with the same message where it cannot be pickled, and its trace."""
+    trace = "".join(traceback.format_exception(error))
     try:
-        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))
+        return (error if type(pickle.loads(pickle.dumps(error))) is type(error) else RuntimeError(repr(error))), trace
     except Exception:
-        return RuntimeError(repr(error))
+        return RuntimeError(repr(error)), trace

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -63,6 +63,7 @@ class Processes(Ranks):
             store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)  # torchrun keeps what the one before knew
             dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=_START)
             self._control = dist.new_group(backend="gloo", timeout=_OPERATION)
+            self._reading = dist.new_group(backend="gloo", timeout=_OPERATION)  # for the thread that makes batches
             self._beats = dist.new_group(backend="gloo", timeout=timedelta(seconds=_BEAT_WITHIN))
         except (RuntimeError, ValueError, OSError) as error:
             raise Lost(f"rank {launch.rank}: the {launch.size} processes could not be connected ({_first_line(error)})", 1, True) from error
@@ -203,6 +204,20 @@ class Processes(Ranks):
         with self._together():
             dist.all_gather_object(found, value, group=self._control)
         return found
+
+    def swap(self, parts: Sequence[bytes] | None) -> list[bytes] | None:
+        """See :meth:`Ranks.swap`; asked for before each exchange is how long the parts are."""
+        lengths = torch.tensor([-1] * self.size if parts is None else [len(part) for part in parts])
+        theirs = torch.empty_like(lengths)
+        with self._together() if parts is not None else nullcontext():
+            dist.all_to_all_single(theirs, lengths, group=self._reading)
+            if parts is None or int(theirs.min()) < 0:
+                return None
+            sent, received = lengths.tolist(), theirs.tolist()
+            found = torch.empty(sum(received), dtype=torch.uint8)
+            given = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8) if any(parts) else torch.empty(0, dtype=torch.uint8)
+            dist.all_to_all_single(found, given, received, sent, group=self._reading)
+        return [part.numpy().tobytes() for part in found.split(received)]
 
     def report(self, text: str, exit_code: int) -> None:
         """Leave word why this process ends alone, for those that will miss it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from heapq import heapreplace
 from typing import TypeVar
 
 import torch
@@ -15,7 +16,8 @@ Value = TypeVar("Value")
 class Ranks:
     """What a process does together with the others; all ranks make the same calls in the same order.
 
-    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main`, `share` and `rounds`.
+    This is a single process, for which every operation is the identity. For several, a subclass overrides all methods but `is_main`, `share`, `rounds`
+    and `deal`.
     With `shards` each rank holds a part of the weights only: all do the same number of forward and backward passes, at the same time.
     """
 
@@ -38,7 +40,7 @@ class Ranks:
         Items are dealt in order, each to the rank that has the least so far; in descending order of cost that is at most a third more than the best
         (Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
         """
-        takers = self._deal(items, cost)
+        takers = self.deal(items, cost)
         yield from ((number, item) for number, item in enumerate(items) if takers[number] == self.rank)
 
     def rounds(self, items: Sequence[Value], cost: Callable[[Value], float]) -> Iterator[tuple[int, Value, bool]]:
@@ -49,9 +51,22 @@ class Ranks:
         mine = list(self.share(items, cost))
         yield from ((number, item, True) for number, item in mine)
         if self.shards and items:
-            most = max(Counter(self._deal(items, cost)).values())
+            most = max(Counter(self.deal(items, cost)).values())
             cheapest = min(range(len(items)), key=lambda number: cost(items[number]))
             yield from ((cheapest, items[cheapest], False) for _ in range(most - len(mine)))
+
+    def deal(self, items: Sequence[Value], cost: Callable[[Value], float]) -> list[int]:
+        """Deal items to the ranks, see :meth:`share`; gives the rank of each."""
+        totals, takers = [(0.0, rank) for rank in range(self.size)], []
+        for item in items:
+            total, rank = totals[0]
+            takers.append(rank)
+            heapreplace(totals, (total + cost(item), rank))
+        return takers
+
+    def swap(self, parts: Sequence[bytes] | None) -> list[bytes] | None:
+        """See :class:`lmplay.data.shares.Peers`; called in one thread, which is not that of the others calls."""
+        return None if parts is None else [*parts]
 
     def shard(self, module: nn.Module, device: torch.device, per_node: bool, reduce_dtype: torch.dtype) -> None:
         """Divide a model's weights among the ranks, see :func:`lmplay.device.sharding.shard_model`; `per_node` = among those of each machine."""
@@ -93,11 +108,3 @@ class Ranks:
         Afterwards all ranks have the same random state. A single process draws on from one mini-batch to the next.
         """
         return nullcontext(lambda number: None)
-
-    def _deal(self, items: Sequence[Value], cost: Callable[[Value], float]) -> list[int]:
-        """Deal items to the ranks, see :meth:`share`; gives the rank of each."""
-        totals, takers = [0.0] * self.size, []
-        for item in items:
-            takers.append(totals.index(min(totals)))
-            totals[takers[-1]] += cost(item)
-        return takers

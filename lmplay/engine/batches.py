@@ -2,20 +2,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..data.batcher import Batch, Batcher, ShuffledBatcher
-from ..data.collate import MiniBatch, collate
-from ..data.continuation import Cutter, Piece
+from ..data.batcher import Batch, Batcher, Cutting, Halted, ShuffledBatcher
+from ..data.collate import MiniBatch, collate, fill
+from ..data.continuation import Cutter, Piece, Prepare
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.sentences import Cut
+from ..data.shares import ROWS_EACH, ROWS_EACH_WORKER, Shares
 from ..data.stream import SampleStream
 from ..data.workers import Workers
+from ..device.ranks import Ranks
 from ..errors import UserError
 from ..objectives.base import Objective
 from .run import OpenStage
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 # Batches made ahead of the step: enough to even out short and long ones.
 _AHEAD = 4
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,24 @@ class Grouping:
     ranks: int = 1
     reference: Callable[[Piece], float] | None = None
 
-    def mini_batches(self, pieces: Sequence[Piece], token_budget: int) -> list[MiniBatch]:
-        """Make mini-batches of at most `token_budget` tokens, 0 = by pieces."""
+    def mini_batches(self, pieces: Sequence[Piece], token_budget: int, outlined: bool = False) -> list[MiniBatch]:
+        """Make mini-batches of at most `token_budget` tokens, 0 = by pieces; see :func:`lmplay.data.collate.collate`."""
         size = min(self.mini_batch_size, -(-len(pieces) // self.ranks))
         if token_budget and self.ranks > 1:
             token_budget = min(token_budget, -(-sum(len(piece.tokens) - 1 for piece in pieces) // self.ranks))
-        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed, self.reference)
+        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed, self.reference, outlined)
+
+
+def cost_of(mini_batch: MiniBatch) -> float:
+    """Say what a mini-batch costs the rank that trains it: its positions, padding included."""
+    return mini_batch.n_slots
 
 
 @dataclass(frozen=True)
 class TrainBatch:
     """A batch as a step takes it: with its mini-batches, which have at most `token_budget` tokens (0 = they go by pieces).
+
+    Where several ranks read together, the mini-batches of others are there in outline only, and so are their pieces.
 
     `sources` are the numbers of the pieces' sources, none where losses are not measured by source; word accuracy is measured on the `accuracy_pieces`.
     """
@@ -174,32 +184,39 @@ class Batches:
     """Gives a stage's batches from where its state says."""
 
     def __init__(self, stage: OpenStage, cutter: Cutter, grouping: Grouping, token_budget: Callable[[], int], workers: int,
-                 accuracy_pieces: int, steps_done: int = 0, progress: float = 0.0):
+                 accuracy_pieces: int, ranks: Ranks | None = None, steps_done: int = 0, progress: float = 0.0):
         """
         :param cutter: for the stage's context length.
         :param token_budget: asked for each batch when it is made.
-        :param workers: 0 = each batch is made when it is asked for, 1 = in a thread, N = in a thread and N processes.
+        :param workers: 0 = each batch is made when it is asked for (of several ranks, in a thread), 1 = in a thread, N = in a thread and N processes.
         :param accuracy_pieces: the first pieces of each batch, on which word accuracy is measured: cheap where they are few, and enough for a curve.
+        :param ranks: those that train together; each reads its share where that is known ahead of the batch. None = there is one.
         :param steps_done: of a stage whose length is in steps.
         :param progress: of the stage so far, where its sizes change with it.
         """
-        self.stream = stage.data.open_samples()
+        fixed = stage.settings.context_len_schedule is None  # else how samples are cut is not known ahead of the batch
+        self._workers = workers if fixed else min(workers, 1)
+        self._shares = Shares(ranks, ROWS_EACH_WORKER * workers if workers > 1 else ROWS_EACH) if ranks is not None and ranks.size > 1 and fixed else None
+        self._ranks = ranks
+        self.stream = stage.data.open_samples(self._shares)
         self._stage, self._cutter, self._grouping, self._token_budget = stage, cutter, grouping, token_budget
-        self._workers = workers if stage.settings.context_len_schedule is None else min(workers, 1)  # how samples are cut is not known ahead of the batch
         self._position = stage.state.position  # what is made ahead and not trained on is made again by the run that goes on
         self._accuracy_pieces = range(accuracy_pieces)
         self._steps, self._steps_done, self._progress = stage.stage.steps, steps_done, progress
         self._told_apart = len(stage.data.sources) > 1
-        self._prefetch = Prefetch(self._make, _AHEAD if workers else 0)
+        self._prefetch = Prefetch(self._make, _AHEAD if workers or self._shares else 0)
         self.start, self.close = self._prefetch.start, self._prefetch.close
         self.end: End | None = None
 
     def next(self, stop_waiting: Callable[[], bool]) -> TrainBatch | None:
-        """Give the next batch; None at the end (then :attr:`end` is set), or when told to stop waiting.
+        """Give the next batch; None at the end (then :attr:`end` is set), when told to stop waiting, or when another rank does not go on.
 
         :param stop_waiting: asked now and then while the batch isn't there.
         """
-        made = self._prefetch.next(stop_waiting)
+        try:
+            made = self._prefetch.next(stop_waiting)
+        except Halted:
+            return None
         if isinstance(made, End):
             self.end = made
             return None
@@ -211,8 +228,12 @@ class Batches:
         What is shared with them is only read: sources, tokenizer and cutter; no random numbers are drawn.
         """
         progress: float | None = self._progress
-        with Workers(partial(self._stage.objective.prepare, cutter=self._cutter), self._workers) if self._workers > 1 else nullcontext() as workers:
-            batcher = open_batcher(self._stage, self.stream, self._cutter, cutting=workers.cut if workers else None, halted=halted)
+        prepare = partial(self._stage.objective.prepare, cutter=self._cutter)
+        with ExitStack() as closing:
+            cutting: Cutting | None = closing.enter_context(Workers(prepare, self._workers)).cut if self._workers > 1 else None
+            if self._shares is not None:
+                cutting = closing.enter_context(self._shares.reading(cutting or partial(_cut, prepare), halted)).cut
+            batcher = open_batcher(self._stage, self.stream, self._cutter, cutting=cutting, halted=halted)
             if self._position is not None:
                 with position_of(self._stage.stage.name):
                     batcher.restore(self._position)
@@ -225,6 +246,35 @@ class Batches:
                 progress = batch.progress
                 budget = self._token_budget()
                 sources = [piece.sample.source for piece in batch.pieces] if self._told_apart else []
-                yield TrainBatch(batch, self._grouping.mini_batches(batch.pieces, budget), budget, sources, self._accuracy_pieces)
+                if self._shares is None:
+                    mini_batches = self._grouping.mini_batches(batch.pieces, budget)
+                else:
+                    batch, mini_batches = self._bring(self._shares, batch, budget)
+                yield TrainBatch(batch, mini_batches, budget, sources, self._accuracy_pieces)
             yield End(batcher.reached, batcher.empty)
+
+    def _bring(self, shares: Shares, batch: Batch, budget: int) -> tuple[Batch, list[MiniBatch]]:
+        """Bring the pieces of a batch to the ranks that train them, and the texts of those whose words are counted to rank 0.
+
+        All ranks need all where the model writes answers to them, or a reference has judged them.
+        """
+        assert self._ranks is not None
+        objective, pieces = self._stage.objective, batch.pieces
+        if objective.needs_reference or objective.writing is not None:
+            pieces = shares.bring(pieces, [range(shares.size)] * len(pieces), range(len(pieces)), samples=True)
+            return replace(batch, pieces=pieces), self._grouping.mini_batches(pieces, budget)
+        mini_batches = self._grouping.mini_batches(pieces, budget, outlined=True)
+        takers = self._ranks.deal(mini_batches, cost_of)
+        needed: list[set[int]] = [{0} if number in self._accuracy_pieces else set() for number in range(len(pieces))]
+        for taker, mini_batch in zip(takers, mini_batches, strict=True):
+            for number, _ in mini_batch.rows:
+                needed[number].add(taker)
+        pieces = shares.bring(pieces, needed, self._accuracy_pieces)
+        mine = [fill(mini_batch, pieces) if taker == shares.rank else mini_batch for taker, mini_batch in zip(takers, mini_batches, strict=True)]
+        return replace(batch, pieces=pieces), mine
+
+
+def _cut(prepare: Prepare, samples: Iterator[tuple[Sample, _T]]) -> Iterator[tuple[list[Piece], _T]]:
+    """Cut samples one by one; see :class:`lmplay.data.batcher.Cutting`."""
+    return ((prepare(sample), tag) for sample, tag in samples)
 

@@ -102,7 +102,8 @@ def _next_batch(run: Run, stage: StageRunner, recorder: Recorder) -> TrainBatch 
         if run.done_here("total_train_steps"):
             _insist(save(run, stage.name, wait=True))
         raise
-    _agree(run)
+    with _saved_where_input_fails(run, stage, recorder):
+        _agree(run)
     return None
 
 
@@ -114,7 +115,7 @@ def _agree(run: Run) -> None:
 
 @contextmanager
 def _saved_where_input_fails(run: Run, stage: StageRunner, recorder: Recorder) -> Iterator[None]:
-    """If another rank fails, or goes, in the step of this block, or a reward does, save what has been done before it and re-raise."""
+    """If another rank fails, or goes, in this block, or a reward does, save what has been done before it and re-raise."""
     try:
         yield
     except LmplayError as error:

@@ -115,7 +115,7 @@ class Recorder:
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
         figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.count), **dict(zip(step.own, sums, strict=True))}
-        for number, ids in zip(step.predicted, predictions, strict=True):
+        for number, ids in zip(step.predicted, predictions, strict=True) if run.is_main else ():  # others may not have the text
             add_words(figures, step.batch.pieces[number], ids.numpy())
         if math.isfinite(grad_norm) and step.count:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}

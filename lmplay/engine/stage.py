@@ -67,7 +67,7 @@ class StageRunner:
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
         self.batches = Batches(stage, self.cutter, self._grouping, lambda: self._budget.tokens, run.runtime.data_workers,
-                               run.settings.accuracy_pieces, self.stats.totals["total_train_steps"], run.lr_schedulers.progress or 0.0)
+                               run.settings.accuracy_pieces, run.runtime.ranks, self.stats.totals["total_train_steps"], run.lr_schedulers.progress or 0.0)
         run.threads.callback(self.batches.close)
         # The samples' position up to the batch trained on, at the end of the stage up to there; the batches are made ahead of it.
         self.reached: dict[str, Any] = self.batches.stream.state() if self.state.position is None else self.state.position["samples"]

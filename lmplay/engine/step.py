@@ -14,7 +14,7 @@ from ..device.model import DeviceModel
 from ..device.ranks import Ranks
 from ..objectives.base import Objective, Result
 from ..optim.set import OptimizerSet
-from .batches import TrainBatch
+from .batches import TrainBatch, cost_of
 from .update import update
 
 
@@ -99,7 +99,7 @@ def train_step(model: DeviceModel, optimizers: OptimizerSet, objective: Objectiv
 
 def _rounds(mini_batches: Sequence[MiniBatch], ranks: Ranks) -> list[tuple[int, MiniBatch | None, bool]]:
     """List this rank's share, see :meth:`Ranks.rounds`; a rank without one has a round with nothing in it."""
-    return [*ranks.rounds(mini_batches, lambda mini_batch: mini_batch.n_slots)] or [(0, None, False)]
+    return [*ranks.rounds(mini_batches, cost_of)] or [(0, None, False)]
 
 
 def _add_up(sums: StepSums, batch: TrainBatch, ranks: Ranks) -> None:

@@ -41,8 +41,12 @@ class BadRow(UserError):
 
     def __init__(self, reason: str, location: str, fault: str):
         super().__init__(f"{location}: {fault}")
-        self.reason, self.location = reason, location
+        self.reason, self.location, self.fault = reason, location, fault
         self.source = self.row = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep all of it when it is pickled, on its way from another process."""
+        return type(self), (self.reason, self.location, self.fault), {"source": self.source, "row": self.row}
 
 
 class Source:
