@@ -73,10 +73,11 @@ waiting = Waiting()
 
 
 class Patience:
-    """Retries of what `label` names in messages: each wait is twice the one before, longer where the hub asks for it, up to a limit; a success starts over."""
+    """Retries of what `label` names in messages and `who` is asked for: each wait is twice the one before, longer where that asks for it, up to a limit; a
+    success starts over."""
 
-    def __init__(self, label: str):
-        self._label = label
+    def __init__(self, label: str, who: str = "the hub"):
+        self._label, self._who = label, who
         given = os.environ.get("LMP_HUB_PATIENCE", "")
         try:
             self._limit = float(given) if given else _DEFAULT_PATIENCE
@@ -100,12 +101,12 @@ class Patience:
         limit = max(self._limit, _PATIENCE_WHEN_TOLD) if self._told and self._limit else self._limit
         if now - self._since + pause > limit:
             asks = f"; it asks to wait {outage.asked:.0f} s" if outage.asked else ""
-            raise Unavailable(f"{self._label}: the hub does not answer ({outage}{asks}), after {now - self._since:.0f} s of trying.")
-        waiting.say(f"{self._label}: the hub does not answer ({outage}), trying again in {pause:.0f} s; the position is kept")
+            raise Unavailable(f"{self._label}: {self._who} does not answer ({outage}{asks}), after {now - self._since:.0f} s of trying.")
+        waiting.say(f"{self._label}: {self._who} does not answer ({outage}), trying again in {pause:.0f} s; the position is kept")
         end = now + pause
         while (left := end - time.monotonic()) > 0:
             if waiting.stopped():
-                raise Unavailable(f"{self._label}: stopped while waiting for the hub ({outage}).")
+                raise Unavailable(f"{self._label}: stopped while waiting for {self._who} ({outage}).")
             time.sleep(min(_CHECK_SECONDS, left))
 
 

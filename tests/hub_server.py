@@ -152,6 +152,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(200, self._fault.body, {"Content-Type": "text/html", **self._fault.headers})
         if path in ("/", "/api/datasets"):
             return self._json([])
+        if path.startswith("/store/"):
+            return self._stored(hub.root / path[1:])
         if path == "/api/datasets/alone":  # a data set that had no owner, and has one now
             return self._send(307, b"", {"Location": "/api/datasets/o/plain"})
         if self.command == "POST" and (sent := _SENT.fullmatch(path)):
@@ -216,6 +218,13 @@ class _Handler(BaseHTTPRequestHandler):
         deep = query.get("recursive", ["false"])[0].lower() in ("true", "1")
         inside = [entry for entry in entries if entry["path"].startswith(below) and (deep or "/" not in entry["path"][len(below):])]
         return self._json(inside)
+
+    def _stored(self, path: Path) -> None:
+        """Answer as a web server: folders are pages of links."""
+        if not path.is_dir():
+            return self._file(path if path.is_file() else None, "")
+        links = "".join(f'<a href="{one.name}{"/" * one.is_dir()}">{one.name}</a>' for one in sorted(path.iterdir()))
+        self._send(200, f"<html>{links}</html>".encode(), {"Content-Type": "text/html"})
 
     def _file(self, path: Path | None, commit: str) -> None:
         if path is None:

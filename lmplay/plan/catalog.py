@@ -78,7 +78,9 @@ BUILTIN_KIND = SourceKind("builtin", "the built-in corpus", "lmplay.data.sources
                           r"builtin:(tales(/(?P<level>[1-4]))?|(?P<rows>questions|preferences|sums))(\?seed=(?P<seed>[0-9]+))?",
                           f"{', '.join(BUILTINS)}, with ?seed=NUMBER behind it or not",
                           without=("config", "split", "revision", "streaming"), endless=True)
-KINDS = (BUILTIN_KIND,)
+_STORES = {"s3": "S3 and what speaks like it", "gs": "Google Cloud Storage", "hf": "repositories of the hub", "https": "a web server", "http": "a web server"}
+KINDS = (BUILTIN_KIND, *(SourceKind(name, f"files of {what}", "lmplay.data.sources.stored:STORED", rf"{name}://[^/]+/.*[^/].*", f"{name}://PLACE/PATH",
+                                    without=("config", "revision")) for name, what in _STORES.items()))
 
 
 def expand(source: dict[str, Any]) -> dict[str, Any]:

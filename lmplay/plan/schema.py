@@ -80,7 +80,8 @@ class SourceSpec(Part):
 
     short_forms: ClassVar[dict[type, str]] = {str: "path"}
 
-    path: Text = Field(title="Data set", description='a short name, a hub path "owner/name", a file, folder or glob, or "builtin:tales"')
+    path: Text = Field(title="Data set", description='a short name, a hub path "owner/name", a file, folder or glob, also of a store ("s3://...", "gs://...", '
+                                                      '"hf://...", "https://..."), or "builtin:tales"')
     config: Text | None = option("Configuration of a hub data set", "a text")
     split: Text | None = option("Split to read", "a text")
     revision: Text | None = option("Revision of a hub data set", "a text: branch, tag or commit")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import UserError
 from ...hub import Outage, Patience, first_line, hub_endpoint, outage_of_status, shared_cache
@@ -16,8 +16,27 @@ _SIZES_ASKED = 200  # files whose sizes are asked for together
 _URL = re.compile(r"hf://datasets/(?P<repo>[^@]+)@(?P<revision>[^/]+)/(?P<path>.+)")
 
 
+class File(Protocol):
+    """A file that is read in parts, from wherever it is; `label` names it in messages, `advice` says what to do when it is damaged."""
+
+    label: str
+    advice: str
+
+    def __hash__(self) -> int:
+        """What is known of a file is kept by it."""
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+
+    def read(self, start: int, end: int) -> bytes:
+        """Read the bytes [start, end), or those up to the end of the file; raises UserError or Unavailable."""
+
+
 class RemoteFile:
     """One file of a data set of the hub, at one commit."""
+
+    advice = "see the data set's page, or choose another 'revision'"
 
     def __init__(self, label: str, repo: str, revision: str, path: str, downloads: Path | None = None):
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -89,11 +89,25 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
         if not format_of(found) and kind_of(head_of(found), printable(str(found)), None) == "text":
             raise UserError(f"source {path}: '{found.suffix}' files are not read; what is read is {READABLE}.")
         return Selection(printable(found.name), found.parent, [found.name]) if split == "train" else None
-    root, names, left_out = _list_files(path, found)
+    root, names = _list_files(path, found)
+    title = found.resolve().name if found.is_dir() else found.relative_to(root.parent).as_posix()
+    return select_among(path, names, root, title, wanted, split, is_glob=not found.is_dir())
+
+
+def select_among(path: str, names: Sequence[str], root: Path, title: str, wanted: str | None, split: str, is_glob: bool) -> Selection | None:
+    """Choose among the files of a folder or a glob.
+
+    :param path: the folder or glob as the user wrote it, for messages.
+    :param names: of the files that are there, below `root`.
+    :param title: what the source is called, but for its split.
+    :param wanted: see :func:`select`, also for what is returned and raised.
+    :param is_glob: whether a glob has chosen the names.
+    """
+    names, left_out = _readable(path, names)
     splits: dict[str, list[str]] = {}
     for name in names:
         splits.setdefault(_split_of(name), []).append(name)
-    if len(splits) == 1 and not found.is_dir():
+    if len(splits) == 1 and is_glob:
         splits = {"": names}  # a glob that finds one split only has chosen it
     chosen = _choose(path, splits, wanted, split)
     if chosen is None:
@@ -102,7 +116,6 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     own = None if split == "validation" else _choose(path, splits, wanted, "validation")
     for name in sorted(splits.keys() - {chosen, own}) if split == "train" else ():
         left_out[f"the {name} split" if name else f"in no split, beside {chosen} files"] = splits[name]
-    title = found.resolve().name if found.is_dir() else found.relative_to(root.parent).as_posix()
     title += f" {chosen}" if chosen not in ("", "train") else ""
     notes = [f"{counted(len(names), 'file')}: {_some(names)}"]
     notes += [f"left out, {reason}: {_some(unread)}" for reason, unread in left_out.items() if unread and split == "train"]
@@ -117,8 +130,8 @@ def check_regular(path: str, file: Path) -> None:
         raise UserError(f"source {path}: {file}: {error.strerror}; copy what it gives into a file, or leave it out.") from None
 
 
-def _list_files(path: str, found: Path) -> tuple[Path, list[str], dict[str, list[str]]]:
-    """List the readable files of a folder or a glob, sorted; gives the folder that all are in, too, and the other files by the reason to leave them out."""
+def _list_files(path: str, found: Path) -> tuple[Path, list[str]]:
+    """List the files of a folder or a glob, and the folder that all are in."""
     files: Iterable[str]
     if found.is_dir():
         root, files = found, walk_files(found)
@@ -127,10 +140,14 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[str], dict[str, list
     else:
         raise _missing(path, found)
     before = 0 if root == Path() and not found.is_dir() else len(os.path.join(root, ""))
-    names = sorted((file[before:].replace(os.sep, "/") for file in files), key=_order)
+    return root, [file[before:].replace(os.sep, "/") for file in files]
+
+
+def _readable(path: str, names: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Give the files that are of a kind that is read, sorted, and the others by the reason to leave them out."""
     readable: list[str] = []
     left_out: dict[str, list[str]] = {}
-    for name in names:
+    for name in sorted(names, key=_order):
         if os.path.basename(name) in _NOT_DATA:
             left_out.setdefault("about the data", []).append(name)
         elif format_of(name):
@@ -139,7 +156,7 @@ def _list_files(path: str, found: Path) -> tuple[Path, list[str], dict[str, list
             left_out.setdefault("of kinds that are not read", []).append(name)
     if not readable:
         raise UserError(f"source {path}: nothing there can be read ({len(names)} files found); what is read is {READABLE}.")
-    return root, readable, left_out
+    return readable, left_out
 
 
 def _order(name: str) -> str:
@@ -230,6 +247,6 @@ def _ending(name: str) -> str:
 def _missing(path: str, found: Path) -> UserError:
     """Make the error for a path where nothing is."""
     if "://" in path:
-        return UserError(f"source {path}: addresses are not read; download the file, or give the name of a data set on the hub (owner/name).")
+        return UserError(f"source {path}: addresses of this kind are not read; download the file, or give the name of a data set on the hub (owner/name).")
     beside = os.listdir(found.parent) if found.parent.is_dir() else []
     return UserError(f"source {path}: no such file or folder.{nearest(found.name, beside)}")

@@ -1,4 +1,4 @@
-"""Parquet and JSON lines read from the hub while training, from any row on.  Data floor, no torch; pyarrow is imported when a file is opened.
+"""Parquet and JSON lines read over the network while training, from any row on.  Data floor, no torch; pyarrow is imported when a file is opened.
 
 The library's own streams read again what comes before a position in the same file, and retry without listening to a request to stop; these do not.
 """
@@ -16,7 +16,7 @@ from ...errors import UserError
 from ...hub import first_line
 from .base import BadRow, Row, Stream, StreamedSource
 from .json_values import as_row
-from .remote import RemoteFile
+from .remote import File
 from .spans import decoded
 from .written_out import WrittenOut
 
@@ -43,7 +43,7 @@ Choose = Callable[[list[str]], list[str]]
 class _ShardStream(Stream):
     """One reading: the position is the number of the file, and two numbers in it."""
 
-    def __init__(self, files: Sequence[RemoteFile], state: Any):
+    def __init__(self, files: Sequence[File], state: Any):
         """
         :param files: the files in order.
         :param state: see :meth:`Stream.state`.
@@ -76,14 +76,14 @@ class _ShardStream(Stream):
             self._file, self._major, self._minor = self._file + 1, 0, 0
 
     @abstractmethod
-    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+    def _read_file(self, file: File) -> Iterator[dict[str, Any]]:
         """Give the rows of one file from the position in it on."""
 
 
 class _ParquetStream(_ShardStream):
     """Reads Parquet; the two numbers are the row group, and the row in it."""
 
-    def __init__(self, files: Sequence[RemoteFile], state: Any, choose: Choose):
+    def __init__(self, files: Sequence[File], state: Any, choose: Choose):
         """
         :param files: the files in order.
         :param state: see :meth:`Stream.state`.
@@ -92,7 +92,7 @@ class _ParquetStream(_ShardStream):
         super().__init__(files, state)
         self._choose = choose
 
-    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+    def _read_file(self, file: File) -> Iterator[dict[str, Any]]:
         footer, window = _footer(file), _Window(file)
         with _Reading(file):
             table = WrittenOut(window, file.label, file.size, footer)
@@ -103,7 +103,7 @@ class _ParquetStream(_ShardStream):
                 yield from self._read_group(file, table, columns)
             self._major, self._minor = self._major + 1, 0
 
-    def _read_group(self, file: RemoteFile, table: WrittenOut, columns: list[str]) -> Iterator[dict[str, Any]]:
+    def _read_group(self, file: File, table: WrittenOut, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Give the rows of a row group from the position in it on."""
         skip = self._minor
         with _Reading(file):
@@ -129,7 +129,7 @@ class _ParquetStream(_ShardStream):
 class _LinesStream(_ShardStream):
     """Reads JSON lines; the two numbers are the byte where the next line begins, and the number of lines before it."""
 
-    def _read_file(self, file: RemoteFile) -> Iterator[dict[str, Any]]:
+    def _read_file(self, file: File) -> Iterator[dict[str, Any]]:
         for line in _lines(file, self._major):
             self._major, self._minor = self._major + len(line), self._minor + 1
             row = _row_of(line, file, self._minor)
@@ -138,9 +138,9 @@ class _LinesStream(_ShardStream):
 
 
 class ShardedSource(StreamedSource):
-    """Files of one data set of the hub, read over the network while training; a reading goes on from any row at the cost of a row group or less."""
+    """Files of one data set, read over the network while training; a reading goes on from any row at the cost of a row group or less."""
 
-    def __init__(self, name: str, form: str, files: Sequence[RemoteFile], n_rows: int | None, fingerprint: dict[str, Any], choose: Choose = list):
+    def __init__(self, name: str, form: str, files: Sequence[File], n_rows: int | None, fingerprint: dict[str, Any], choose: Choose = list):
         """
         :param name: what it is called.
         :param form: "parquet" or "lines".
@@ -149,7 +149,7 @@ class ShardedSource(StreamedSource):
         :param fingerprint: what tells it apart from others.
         :param choose: chooses among the names of a Parquet file's columns; only those are fetched.
         :raises UserError: when a file cannot be had or is damaged.
-        :raises Unavailable: when the hub does not answer.
+        :raises Unavailable: when it is not to be had now.
         """
         self.name, self._form, self._files, self._choose = name, form, files, choose
         self.fingerprint = {**fingerprint, "files": len(files)}
@@ -175,7 +175,7 @@ class ShardedSource(StreamedSource):
 class _Reading:
     """Turns an error of pyarrow about a damaged file into one line; errors of the network pass."""
 
-    def __init__(self, file: RemoteFile):
+    def __init__(self, file: File):
         self._file = file
 
     def __enter__(self) -> None:
@@ -185,14 +185,13 @@ class _Reading:
         import pyarrow
 
         if isinstance(error, (pyarrow.ArrowException, OSError, ValueError)):
-            raise UserError(f"{self._file.label}: is damaged, or no Parquet file ({first_line(error)}); "
-                            "see the data set's page, or choose another 'revision'.") from None
+            raise UserError(f"{self._file.label}: is damaged, or no Parquet file ({first_line(error)}); {self._file.advice}.") from None
 
 
 class _Window(io.RawIOBase):
-    """A file of the hub as pyarrow reads it; the bytes of some stretches are held, others are requested."""
+    """A file as pyarrow reads it; the bytes of some stretches are held, others are requested."""
 
-    def __init__(self, file: RemoteFile):
+    def __init__(self, file: File):
         super().__init__()
         self._file, self._position = file, 0
         self._held: list[tuple[int, memoryview]] = []  # the first byte of each stretch, and its bytes
@@ -235,7 +234,7 @@ class _Window(io.RawIOBase):
         return next((data[start - first:end - first] for first, data in self._held if first <= start and end <= first + len(data)), None)
 
 
-def parquet_schema(file: RemoteFile) -> pyarrow.Schema:
+def parquet_schema(file: File) -> pyarrow.Schema:
     """Read the schema of a Parquet file.
 
     :param file: the file.
@@ -250,7 +249,7 @@ def parquet_schema(file: RemoteFile) -> pyarrow.Schema:
 
 
 @lru_cache(maxsize=8)  # every reading of a file needs it
-def _footer(file: RemoteFile) -> FileMetaData:
+def _footer(file: File) -> FileMetaData:
     """Read what a Parquet file says of its row groups."""
     from pyarrow import parquet
 
@@ -275,7 +274,7 @@ def _stretches(footer: FileMetaData, number: int, columns: Sequence[str]) -> lis
     return found
 
 
-def _lines(file: RemoteFile, start: int) -> Iterator[bytes]:
+def _lines(file: File, start: int) -> Iterator[bytes]:
     """Give the lines of a file with their ends, from the byte where one begins."""
     rest, part = b"", _FIRST_PART
     while found := file.read(start, start + part):
@@ -286,7 +285,7 @@ def _lines(file: RemoteFile, start: int) -> Iterator[bytes]:
         yield rest
 
 
-def _row_of(line: bytes, file: RemoteFile, number: int) -> dict[str, Any] | None:
+def _row_of(line: bytes, file: File, number: int) -> dict[str, Any] | None:
     """Parse a line of JSON lines; None where it is blank. Raises BadRow when it is no row."""
     text, replaced = decoded(line)
     text = text.lstrip("\ufeff").strip()
@@ -296,7 +295,7 @@ def _row_of(line: bytes, file: RemoteFile, number: int) -> dict[str, Any] | None
     return Row(row, replaced) if replaced else row
 
 
-def _first_keys(files: Sequence[RemoteFile]) -> tuple[str, ...] | None:
+def _first_keys(files: Sequence[File]) -> tuple[str, ...] | None:
     """Name the columns of JSON lines: the keys of the first rows, up to a damaged one; None where there are no rows."""
     keys: dict[str, None] = {}
     try:
@@ -308,7 +307,7 @@ def _first_keys(files: Sequence[RemoteFile]) -> tuple[str, ...] | None:
     return tuple(keys) or None
 
 
-def _count_rows(files: Sequence[RemoteFile]) -> int | None:
+def _count_rows(files: Sequence[File]) -> int | None:
     """Add up the rows that the footers state; None where there are too many files to ask them all."""
     if len(files) > _MOST_COUNTED:
         return None

@@ -73,7 +73,7 @@ BAD = {
     "mixed": "one name in several formats (train.csv and train.jsonl)",
     "twice": "holds both a.jsonl and a.jsonl.gz",
     "onlytest": "has only test files",
-    "https://example.org/a.txt": "addresses are not read",
+    "ftp://example.org/a.txt": "addresses of this kind are not read",
     "a:b": "neither a file or folder that exists nor the name of a data set",
 }
 
