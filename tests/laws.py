@@ -3,6 +3,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from texts import BYTES
+
+from lmplay.exp import build_model, get_experiment
+
+
+def make_model(seed: int = 0) -> torch.nn.Module:
+    """A small model over bytes, in float64, whose weights are far from those of a new one."""
+    torch.manual_seed(seed)
+    model = build_model(get_experiment("gpt2ish"), vocab_size=BYTES.vocab_size, context_len=64, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
 
 
 def learned(objective, model, mini_batches, loss, atol: float) -> dict[str, float]:

@@ -371,6 +371,7 @@ class _Entry(_Base):
     replaced: NotRequired[dict[str, int]]
     floor_nats_per_token: NotRequired[_Number | None]
     floor_bits_per_byte: NotRequired[_Number | None]
+    loss_unit: NotRequired[str]
 
 
 class _Listeners(_Base):

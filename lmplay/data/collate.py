@@ -5,12 +5,24 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from .continuation import Piece
 from .judged import Judged
+
+Said = tuple[np.ndarray, np.ndarray]
+"""What a teacher says of the truth tokens of a piece: the two parts of :class:`Taught` as arrays."""
+
+
+class Taught(NamedTuple):
+    """What a teacher says of C truth tokens: the ids of the K that it thinks likeliest, the first one most (int64); and R = K + 2 log-probabilities: of these,
+    of all other tokens together, and of the truth, the last at the temperature 1."""
+
+    ids_CK: torch.Tensor
+    log_probs_CR: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class MiniBatch:
     `weights_N` (float64, on the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the
     log-probabilities that the reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
     `host_positions_N` are the positions on the CPU where the others are on another device: what depends on them is worked out without waiting for the device.
+    `taught` is what a teacher says of the N truth tokens, where there is one.
     """
 
     tokens_BT: torch.Tensor
@@ -35,6 +48,7 @@ class MiniBatch:
     reference_R: torch.Tensor | None = None
     judged: list[Judged] | None = None
     host_positions_N: torch.Tensor | None = None
+    taught: Taught | None = None
 
     @property
     def n_slots(self) -> int:
@@ -45,8 +59,10 @@ class MiniBatch:
         """Give the same mini-batch on a device; from pinned memory it is copied without waiting."""
         if device.type == "cpu":
             return self
-        tokens_BT, positions_N, targets_N = (to_device(tensor, device) for tensor in (self.tokens_BT, self.positions_N, self.targets_N))
-        return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N, host_positions_N=self.positions_N)
+        mine = (self.tokens_BT, self.positions_N, self.targets_N, *(self.taught or ()))
+        tokens_BT, positions_N, targets_N, *taught = (to_device(tensor, device) for tensor in mine)
+        return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N, taught=Taught(*taught) if taught else None,
+                       host_positions_N=self.positions_N)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -55,7 +71,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False,
-            reference: Callable[[Piece], float] | None = None, outlined: bool = False) -> list[MiniBatch]:
+            reference: Callable[[Piece], float] | None = None, teacher: Callable[[Piece], Said] | None = None, outlined: bool = False) -> list[MiniBatch]:
     """Sort pieces by length, longest first, and cut them into mini-batches.  The answers of a preference pair follow each other in one mini-batch.
 
     Sorting changes neither loss nor gradient of the batch and removes most of the padding; the longest come first, so that memory is allocated once.
@@ -68,6 +84,7 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, lo
     :param token_budget: the most tokens in a mini-batch, padding included, however many pieces these are; a longer piece has one alone. 0 = not used.
     :param packed: one behind the other, without padding but for `multiple`.
     :param reference: gives the log-probability of a piece's truth by the reference; None = there is none.
+    :param teacher: gives what a teacher says of a piece's truth tokens; None = there is none.
     :param outlined: of the right sizes, but empty: their tensors take no memory, see :func:`fill`.
     :return: the mini-batches; all pieces are in exactly one.
     """
@@ -83,7 +100,7 @@ def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, lo
         stop = start + (bisect_right(ends, token_budget) if token_budget else mini_batch_size)
         stop = borders[max(first, bisect_right(borders, stop) - 1)]
         numbers, own = order[start:stop], widths[start:stop] if packed else [width] * (stop - start)
-        mini_batches.append(_outline(pieces, numbers, own, packed) if outlined else _collate_one(pieces, numbers, own, packed, reference))
+        mini_batches.append(_outline(pieces, numbers, own, packed) if outlined else _collate_one(pieces, numbers, own, packed, reference, teacher))
         start = stop
     return mini_batches
 
@@ -95,7 +112,7 @@ def fill(outline: MiniBatch, pieces: Sequence[Piece]) -> MiniBatch:
     :param pieces: of the batch; those of this mini-batch are needed.
     """
     widths = [outline.tokens_BT.shape[1]] * len(outline.rows) if outline.seq_lens is None else [*outline.seq_lens]
-    return _collate_one(pieces, [number for number, _ in outline.rows], widths, outline.seq_lens is not None, None)
+    return _collate_one(pieces, [number for number, _ in outline.rows], widths, outline.seq_lens is not None, None, None)
 
 
 def _round_up(length: int, multiple: int, longest: int | None) -> int:
@@ -115,7 +132,8 @@ def _pairs(pieces: Sequence[Piece]) -> list[list[int]]:
     return units
 
 
-def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int], packed: bool, reference: Callable[[Piece], float] | None) -> MiniBatch:
+def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int], packed: bool, reference: Callable[[Piece], float] | None,
+                 teacher: Callable[[Piece], Said] | None) -> MiniBatch:
     """Build one mini-batch from the pieces with these numbers, each padded to its width: all widths are equal, unless the pieces are packed."""
     starts = accumulate(widths[:-1], initial=0)
     tokens = np.zeros(sum(widths), dtype=np.int64)
@@ -136,7 +154,14 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int],
                      torch.from_numpy(np.concatenate(targets).astype(np.int64)), rows, tokens.size - n_tokens, tuple(widths) if packed else None,
                      _weights([pieces[number] for number in numbers]),
                      None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64),
-                     [one for number in numbers if (one := pieces[number].judged) is not None] or None)
+                     [one for number in numbers if (one := pieces[number].judged) is not None] or None,
+                     None if teacher is None else _join([teacher(pieces[number]) for number in numbers]))
+
+
+def _join(said: Sequence[Said]) -> Taught:
+    """Make tensors of what a teacher says of pieces."""
+    ids, log_probs = zip(*said, strict=True)
+    return Taught(torch.from_numpy(np.concatenate(ids).astype(np.int64)), torch.from_numpy(np.concatenate(log_probs)))
 
 
 def _outline(pieces: Sequence[Piece], numbers: list[int], widths: list[int], packed: bool) -> MiniBatch:

@@ -21,6 +21,7 @@ from ..data.sentences import Cut
 from ..device.memory import free_memory, is_out_of_memory, memory_left
 from ..device.model import DeviceModel
 from ..errors import TrainingError, UserError
+from ..modules.adapters import without_adapter
 from ..objectives.grpo import cooled
 from ..rewards.process import MOST, Rewards
 from ..tokenizer import Tokenizer
@@ -60,7 +61,8 @@ class AnswerWriter:
         prompting = Prompting(tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
         self._ends, self._stops = prompting.ends, prompting.stop_texts
         self.reference: DeviceModel | None = None
-        """The model as it was at the start of the stage, where the objective compares with it."""
+        """The model as it was at the start of the stage, where the objective compares with it; with its adapter off, where the stage has one."""
+        self._warned = False
 
     def write_groups(self, pieces: Sequence[Piece], first: int, attempts: Attempts, interrupted: Callable[[], bool]) -> list[Piece] | None:
         """Write a group of answers to each prompt, and judge them.
@@ -81,14 +83,18 @@ class AnswerWriter:
         found = self._judge(prompts, written, interrupted)
         if found is None:
             return None
+        deviations = []
         for begin in range(0, len(found), group):
             judged = [one for piece in found[begin:begin + group] if (one := piece.judged)]
             advantages, deviation = self._stage.objective.advantages([one.reward for one in judged])
+            deviations.append(deviation)
             found[begin:begin + group] = [
                 replace(piece, last=number == group - 1, judged=replace(one, advantage=advantage, deviation=deviation))
                 for number, (piece, one, advantage) in enumerate(zip(found[begin:begin + group], judged, advantages, strict=True))]
+        self._warn(deviations)
         if self.reference is not None:
-            found = self._with_log_probs(found, self.reference, "reference", attempts)
+            with without_adapter(self.reference.raw):  # which is the model itself, where the stage trains an adapter
+                found = self._with_log_probs(found, self.reference, "reference", attempts)
         return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", attempts)
 
     def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
@@ -97,6 +103,14 @@ class AnswerWriter:
         written = self._write(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
         judged = None if written is None else self._judge(prompts, written, interrupted)
         return None if judged is None else [[piece] for piece in judged]
+
+    def _warn(self, deviations: Sequence[float]) -> None:
+        """Warn once where nothing can be learned from a batch."""
+        if self._warned or any(deviations):
+            return
+        self._warned = True
+        self._say(f"WARNING: stage '{self._stage.stage.name}': in each group of this step all answers have the same reward, so nothing is learned from them. "
+                  "Where that stays so (reward_deviation): easier prompts, a reward with more than two values, a larger group, or a higher temperature.")
 
     def _write(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
         """Write a text behind each prompt; gives the token ids, the one that ends a text too."""
@@ -140,10 +154,14 @@ class AnswerWriter:
                     number = int(str(name))
                     assert token is not None
                     texts[number].append(token)
-                    if token in self._ends or len(texts[number]) == limits[number]:
+                    if len(texts[number]) == limits[number] or self._is_over(texts[number]):
                         over.append(number)
                 if over:
                     batch.remove(*over)
+
+    def _is_over(self, ids: list[int]) -> bool:
+        """Tell whether an answer is at its end: by its last token, or by a mark of several tokens, each of which has a byte of it at least."""
+        return ids[-1] in self._ends or any(stop in self._tokenizer.decode(ids[-len(stop.encode()):]) for stop in self._stops)
 
     def _limit_of(self, prompt: Piece) -> int:
         """Give the most tokens of an answer to a prompt."""
@@ -168,7 +186,7 @@ class AnswerWriter:
             if not abs(reward) <= MOST:  # nor a number at all
                 raise UserError(f"stage '{self._stage.stage.name}': the weighted sum of the rewards is {reward:g}, allowed: from {-MOST:g} to {MOST:g}. "
                                 "Smaller weights may help.")
-            judged = Judged(tuple(each), reward, self._limit, ids[-1] not in self._ends)
+            judged = Judged(tuple(each), reward, self._limit, not self._is_over(ids))
             tokens = np.concatenate([prompt.tokens[:prompt.n_prompt], np.array(ids, dtype=prompt.tokens.dtype)])
             found.append(Piece(prompt.sample, tokens, prompt.n_prompt, text, Cut.END, 0, True, judged=judged, prompt_lost=prompt.prompt_lost, starts=empty,
                                cuttable=empty.astype(bool)))
@@ -203,6 +221,8 @@ def check_writing(stage: OpenStage, ranks: int) -> list[str]:
     if writing.limit(context_len) > context_len // 2:
         faults.append(f"stage '{name}': answer_tokens {writing.limit(context_len)}, and its context_len is {context_len}: at most half of it, "
                       f"{context_len // 2}, so that prompts fit before them.")
+    if stage.settings.context_len_schedule is not None:
+        faults.append(f"stage '{name}': its context_len changes, and with {stage.settings.objective} it is one for all prompts and answers; give a number.")
     if stage.stage.tokens is not None:
         faults.append(f"stage '{name}': its length is in tokens, and how many the model will write is not known; give epochs, samples or steps.")
     if ranks > 1:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..data.batcher import Batch, Batcher, Cutting, Halted, ShuffledBatcher
-from ..data.collate import MiniBatch, collate, fill
+from ..data.collate import MiniBatch, Said, collate, fill
 from ..data.continuation import Cutter, Piece, Prepare
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
@@ -35,7 +35,7 @@ class Grouping:
     """How pieces are put into mini-batches: `mini_batch_size` pieces (where there is no token budget), with lengths rounded up to a `multiple`, or `packed`.
 
     Where there are fewer mini-batches than `ranks`, they are smaller, so that more ranks have one. `reference` gives the log-probability of a piece's truth by
-    the reference, where the objective compares with one.
+    the reference, where the objective compares with one, and `teacher` what a teacher says of its tokens, where it has one.
     """
 
     mini_batch_size: int
@@ -44,13 +44,18 @@ class Grouping:
     packed: bool
     ranks: int = 1
     reference: Callable[[Piece], float] | None = None
+    teacher: Callable[[Piece], Said] | None = None
+
+    def alone(self) -> Grouping:
+        """Give the same without what other models say of the pieces."""
+        return replace(self, reference=None, teacher=None)
 
     def mini_batches(self, pieces: Sequence[Piece], token_budget: int, outlined: bool = False) -> list[MiniBatch]:
         """Make mini-batches of at most `token_budget` tokens, 0 = by pieces; see :func:`lmplay.data.collate.collate`."""
         size = min(self.mini_batch_size, -(-len(pieces) // self.ranks))
         if token_budget and self.ranks > 1:
             token_budget = min(token_budget, -(-sum(len(piece.tokens) - 1 for piece in pieces) // self.ranks))
-        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed, self.reference, outlined)
+        return collate(pieces, size, self.multiple, self.context_len, token_budget, self.packed, self.reference, self.teacher, outlined)
 
 
 def cost_of(mini_batch: MiniBatch) -> float:
@@ -256,11 +261,11 @@ class Batches:
     def _bring(self, shares: Shares, batch: Batch, budget: int) -> tuple[Batch, list[MiniBatch]]:
         """Bring the pieces of a batch to the ranks that train them, and the texts of those whose words are counted to rank 0.
 
-        All ranks need all where the model writes answers to them, or a reference has judged them.
+        All ranks need all where the model writes answers to them, or another model has judged them.
         """
         assert self._ranks is not None
         objective, pieces = self._stage.objective, batch.pieces
-        if objective.needs_reference or objective.writing is not None:
+        if objective.needs_reference or objective.teaching is not None or objective.writing is not None:
             pieces = shares.bring(pieces, [range(shares.size)] * len(pieces), range(len(pieces)), samples=True)
             return replace(batch, pieces=pieces), self._grouping.mini_batches(pieces, budget)
         mini_batches = self._grouping.mini_batches(pieces, budget, outlined=True)

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def _full_batch(run: Run, count: int, grouping: Grouping, objective: Objective) 
     length = grouping.context_len
     tokens = np.random.default_rng(0).integers(0, run.model.tokenizer.vocab_size, (count, length))
     pieces = pieces_to_time(tokens, objective)
-    return TrainBatch(Batch(pieces, {}), replace(grouping, reference=None).mini_batches(pieces, count * length), count * length, [], range(0))
+    return TrainBatch(Batch(pieces, {}), grouping.alone().mini_batches(pieces, count * length), count * length, [], range(0))
 
 
 def _twice_fits(device: torch.device, began_with: int | None) -> bool:

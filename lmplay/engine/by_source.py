@@ -34,13 +34,13 @@ class BySource:
                 self._stats.count_source(self._names[number], samples.count(number), tokens)
 
     def name(self, batch: Batch, loss_sums: Sequence[float]) -> dict[str, SourceLoss]:
-        """Give loss sum and tokens of the sources in a batch.
+        """Give loss sum and tokens of the sources in a batch; where pieces have weights, the tokens count by them.
 
         :param batch: the batch.
         :param loss_sums: by the number of the source; none for a stage with one source.
         """
-        tokens = count_tokens(batch.pieces) if loss_sums else {}
-        return {self._names[number]: SourceLoss(loss_sums[number], count) for number, count in tokens.items() if count}
+        terms = count_terms(batch.pieces) if loss_sums else {}
+        return {self._names[number]: SourceLoss(loss_sums[number], count) for number, count in terms.items() if count}
 
 
 def count_tokens(pieces: Iterable[Piece]) -> dict[int, int]:
@@ -49,3 +49,11 @@ def count_tokens(pieces: Iterable[Piece]) -> dict[int, int]:
     for piece in pieces:
         tokens[piece.sample.source] = tokens.get(piece.sample.source, 0) + piece.n_truth
     return tokens
+
+
+def count_terms(pieces: Iterable[Piece]) -> dict[int, float]:
+    """Count what losses by source are divided by, by the number of the source: tokens to be learned, each as often as its piece says."""
+    terms: dict[int, float] = {}
+    for piece in pieces:
+        terms[piece.sample.source] = terms.get(piece.sample.source, 0.0) + piece.n_truth * (1.0 if piece.weight is None else piece.weight)
+    return terms

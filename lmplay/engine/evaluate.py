@@ -20,7 +20,7 @@ from ..objectives.base import Objective
 from ..objectives.losses import token_losses
 from ..report.records import ValidationDone
 from ..stats.accuracy import count_edits, count_right
-from ..stats.figures import BY_NAME, SPREAD, Figure, SampleLoss, SourceLoss, values
+from ..stats.figures import BY_NAME, SPREAD, SampleLoss, SourceLoss, values
 from ..tokenizer import Tokenizer
 from .accord import Accord
 from .held_out import identify
@@ -141,7 +141,7 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
     What a mini-batch has given is looked at while the device works on the next one.
     """
     notes = _Notes(tokenizer, units, names)
-    before: tuple[list[tuple[int, slice]], float, list[str], Arrival] | None = None
+    before: tuple[list[tuple[int, slice]], torch.Tensor | None, float, list[str], Arrival] | None = None
     for _, mini_batch, counts in model.runtime.ranks.rounds(to_mini_batches(notes.pieces), lambda mini_batch: mini_batch.n_slots):
         if interrupted():
             return None
@@ -153,7 +153,7 @@ def _judge(model: DeviceModel, objective: Objective, tokenizer: Tokenizer, units
         arrival = Arrival([result.loss_sum, result.losses_N, result.predictions_N, *result.figures.values()])
         if before is not None:
             notes.add(*before)
-        before = mini_batch.rows, objective.count(mini_batch), list(result.figures), arrival
+        before = mini_batch.rows, mini_batch.weights_N, objective.count(mini_batch), list(result.figures), arrival
     if before is not None:
         notes.add(*before)
     return notes.part()
@@ -171,10 +171,10 @@ class _Notes:
         self._of_sample = np.zeros((3, len(units)))
         self._example: tuple[str, str, str] | None = None
 
-    def add(self, rows: Sequence[tuple[int, slice]], count: float, figures: Sequence[str], arrival: Arrival) -> None:
+    def add(self, rows: Sequence[tuple[int, slice]], weights_N: torch.Tensor | None, count: float, figures: Sequence[str], arrival: Arrival) -> None:
         """Add a mini-batch.
 
-        :param rows: of the :class:`MiniBatch`.
+        :param rows: of the :class:`MiniBatch`, as are the weights.
         :param count: what its loss sum goes over.
         :param figures: the names of the objective's sums.
         :param arrival: of the loss sum, the losses (N,), the most probable token ids (N,) and the objective's sums.
@@ -185,14 +185,14 @@ class _Notes:
         for name, value in zip(figures, own, strict=True):
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
         for number, where in rows:
-            self._add_piece(number, losses[where], predictions.numpy()[where])
+            self._add_piece(number, losses[where], predictions.numpy()[where], None if weights_N is None else weights_N[where])
 
     def part(self) -> _Part:
         """Give the sums."""
         return _Part(self._sums, self._by_source, self._of_sample, self._example)
 
-    def _add_piece(self, number: int, losses: torch.Tensor, predicted: np.ndarray) -> None:
-        """Add a piece: the losses and the most probable token ids at the positions of its tokens to be learned."""
+    def _add_piece(self, number: int, losses: torch.Tensor, predicted: np.ndarray, weights: torch.Tensor | None) -> None:
+        """Add a piece: the losses and the most probable token ids at the positions of its tokens to be learned, and what these count."""
         piece, tokenizer = self.pieces[number], self._tokenizer
         answers = [tokenizer.decode([token for token in part.tolist() if token != tokenizer.end_id])
                    for part in np.split(predicted, piece.answer_starts)]  # where the model has written them, these are its own
@@ -205,11 +205,19 @@ class _Notes:
         self._sums["n_bytes"] += said[2]
         self._sums["bytes_lost"] += piece.bytes_lost
         if self._names:
-            name = self._names[piece.sample.source]
-            self._by_source[name] = SourceLoss(*map(sum, zip(self._by_source.get(name, _NOTHING), said[:2], strict=True)))
+            name, part = self._names[piece.sample.source], _part_of_source(piece, losses.double(), weights)
+            self._by_source[name] = SourceLoss(*map(sum, zip(self._by_source.get(name, _NOTHING), part, strict=True)))
         if number == 0:
             truth = piece.truth if piece.judged is None else piece.sample.truth
             self._example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
+
+
+def _part_of_source(piece: Piece, losses_N: torch.Tensor, weights_N: torch.Tensor | None) -> SourceLoss:
+    """Give what a piece adds to the loss of its source, and what that is divided by: an answer that the model has written counts as one, and others by their
+    tokens, or by what the objective says that these count."""
+    if piece.judged is not None:
+        return SourceLoss(float(losses_N.sum()), 1.0)
+    return SourceLoss(float(losses_N.sum()), float(len(losses_N))) if weights_N is None else SourceLoss(float(losses_N @ weights_N), float(weights_N.sum()))
 
 
 def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
@@ -260,11 +268,11 @@ def _add_sources(one: Mapping[str, SourceLoss], other: Mapping[str, SourceLoss])
     return {name: SourceLoss(*map(sum, zip(one.get(name, _NOTHING), other.get(name, _NOTHING), strict=True))) for name in {**one, **other}}
 
 
-def validation_done(found: Evaluation, final: bool, own: Sequence[Figure]) -> ValidationDone:
-    """Say what a validation found; `own` are the objective's figures."""
-    sums, shown = found.sums, [figure for figure in own if figure.progress and figure.validate]
+def validation_done(found: Evaluation, final: bool, objective: Objective) -> ValidationDone:
+    """Say what a validation found, with the objective's own figures."""
+    sums, shown = found.sums, [figure for figure in objective.figures if figure.progress and figure.validate]
     said = {figure.name: (figure.title, value, figure.unit) for figure, value in zip(shown, values(shown, sums).values(), strict=True) if value is not None}
     error, edits, written = values([BY_NAME[name] for name in ("standard_error", "edit_accuracy", "written_accuracy")], sums).values()
-    return ValidationDone(final, found.loss, error, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
+    return ValidationDone(final, found.loss, objective.loss_unit, error, sums["loss_sum"] / sums["n_bytes"] / log(2) if sums["n_bytes"] else None,
                           sums["words_right"] / sums["words"] if sums["words"] else None, edits, written,
                           sums["nats_sum"] / sums["nats_tokens"] if sums["nats_tokens"] else None, *found.example, said)

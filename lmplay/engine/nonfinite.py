@@ -35,13 +35,14 @@ class NonfiniteGuard:
         self.skipped = 0  # batches whose loss or gradient was not finite
         self.overflows = 0  # steps of which the gradient scaler said so
 
-    def is_usable(self, where: str, batch: Batch, names: Sequence[str], loss_sum: float, grad_norm: float) -> bool:
+    def is_usable(self, where: str, batch: Batch, names: Sequence[str], loss_sum: float, grad_norm: float, lost: tuple[int, int] = (0, 1)) -> bool:
         """Judge a step.
 
         :param where: stage and step, for messages.
         :param names: of the stage's sources.
         :param loss_sum: of the batch.
         :param grad_norm: of its gradient.
+        :param lost: of several updates with the batch, whose sums these are: how many have changed nothing, and all.
         :return: False where the batch has been skipped; True where its loss counts, though a gradient scaler may have found the gradient too large.
         :raises TrainingError: where the run is to stop: by default at once, with `--on-nonfinite skip` after MOST_SKIPPED in a row; at overflows without end.
         """
@@ -56,6 +57,13 @@ class NonfiniteGuard:
             advice = "" if skips else "; --on-nonfinite skip skips a batch that is to blame"
             raise TrainingError(f"{fault} {tried}{_KEPT} A lower --lr, --grad-clip 1, or training without --amp may help{advice}.")
         self.skipped = 0
+        if 0 < lost[0] < lost[1] and not self._scaled():
+            fault = (f"{where}: in {lost[0]} of its {lost[1]} updates the loss or the norm of its gradient is not finite, and they have changed nothing. "
+                     f"The batch has {describe_rows(batch, names)}.")
+            if not skips:
+                raise TrainingError(f"{fault} Nothing has been saved since; the last checkpoint is whole. A lower --lr, --grad-clip 1, or training without "
+                                    "--amp may help; --on-nonfinite skip goes on.")
+            self._say(f"{fault} The others count.")
         self.overflows = 0 if math.isfinite(grad_norm) else self.overflows + 1
         if self.overflows > MORE_OVERFLOWS + max(0.0, math.log2(self._settings.amp_init_scale)):
             raise TrainingError(f"{where}: the gradient has overflowed float16 {self.overflows} times in a row, though its scale was lowered each time. "

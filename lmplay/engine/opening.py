@@ -72,6 +72,7 @@ from .model_spec import ModelSpec, check_tokenizer, choose_model, make_tokenizer
 from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
 from .settings_record import settings_record, stages_of_checkpoint, write_settings
+from .teacher import check_teachers
 
 Say = Callable[[str], None]
 # A new model whose size differs by more than this factor from the one that was asked for is warned of.
@@ -545,6 +546,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
                                                   nullcontext if interrupt.shared else interrupt.at_once,
                                                   partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in stages.items()), report.say, refuse=ahead.found is None)
+    check_teachers(stages.values(), settings, model.tokenizer)
     if ahead.stored is None:
         _compare_size(settings, model, report.say)
         _warn_of_random_base(ahead, stages, report.say)

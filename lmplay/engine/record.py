@@ -35,11 +35,12 @@ class _Pending:
     batch: Batch
     progress: Progress
     arrival: Arrival
-    """Of loss sum, gradient norm, sums of the objective's own figures and loss sum of each source as one tensor; then of the predictions."""
+    """Of loss sum, gradient norm, lost updates, sums of the objective's own figures and loss sum of each source as one tensor; then of the predictions."""
     own: list[str]
     """The names of the objective's own figures."""
     count: float
-    """What the loss sum goes over."""
+    """What the loss sum goes over, of all updates."""
+    updates: int
     predicted: list[int]
     """The numbers of the pieces in the batch that there are predictions of."""
     known: dict[str, float]
@@ -95,37 +96,39 @@ class Recorder:
 
     def _send(self, batch: Batch, sums: StepSums, known: dict[str, float]) -> _Pending:
         """Start the copies to the CPU."""
-        scalars = [sums.loss_sum, sums.grad_norm, *sums.figures.values()]
+        lost = torch.zeros_like(sums.loss_sum) if sums.lost is None else sums.lost
+        scalars = [sums.loss_sum, sums.grad_norm, lost, *sums.figures.values()]
         numbers = torch.cat([torch.stack([scalar.float() for scalar in scalars]), sums.source_sums])
-        return _Pending(batch, self._run.record.progress, Arrival([numbers, *sums.predictions.values()]), list(sums.figures), sums.count,
+        return _Pending(batch, self._run.record.progress, Arrival([numbers, *sums.predictions.values()]), list(sums.figures), sums.count, sums.updates,
                         list(sums.predictions), known)
 
     def _add(self, step: _Pending) -> None:
         """Add a step's numbers to the statistics and the progress line."""
         numbers, *predictions = step.arrival.wait()
-        loss_sum, grad_norm, *rest = numbers.tolist()
+        loss_sum, grad_norm, lost, *rest = numbers.tolist()
         sums, source_sums = rest[:len(step.own)], rest[len(step.own):]
         run, stage = self._run, self._stage
         where = f"stage '{stage.stage.name}', step {step.progress.step:,}"
-        if not run.runner.nonfinite.is_usable(where, step.batch, stage.data.names, loss_sum, grad_norm):
+        if not run.runner.nonfinite.is_usable(where, step.batch, stage.data.names, loss_sum, grad_norm, (int(lost), step.updates)):
             for stats in (run.record.stats, stage.stats):
                 stats.totals["skipped_batches"] += 1
                 stats.add_train(step.progress, {**step.known, "skipped_batches": 1.0})
             run.notifier.train(step.progress, step.known)
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
-        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(step.count), **dict(zip(step.own, sums, strict=True))}
+        count = step.count * (1 - lost / step.updates)
+        figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(count), **dict(zip(step.own, sums, strict=True))}
         for number, ids in zip(step.predicted, predictions, strict=True) if run.is_main else ():  # others may not have the text
             add_words(figures, step.batch.pieces[number], ids.numpy())
-        if math.isfinite(grad_norm) and step.count:  # else the gradient scaler has skipped the step
+        if math.isfinite(grad_norm) and count:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
-        sources = stage.by_source.name(step.batch, source_sums)
+        sources = stage.by_source.name(step.batch, [one / (step.updates - lost) for one in source_sums])
         run.record.stats.add_train(step.progress, figures)
         stage.stats.add_train(step.progress, figures, sources)
         run.notifier.train(step.progress, figures, sources)
         own = values((figure for figure in stage.objective.figures if figure.progress), figures)
         run.report.progress(StepDone(step.progress, stage.stats.totals["total_train_samples"], len(step.batch.samples), step.batch.progress, stage.lr, loss_sum,
-                                     step.count, sources, own))
+                                     count, sources, own))
 
 
 def try_to_write_stats(run: Run, record: RunRecord) -> None:

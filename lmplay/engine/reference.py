@@ -69,38 +69,44 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
     :return: the values by :func:`key_of`.
     :raises UserError: when values are missing and the model has been trained since the start of the stage, and when the file cannot be written.
     """
-    made_for, folder = _made_for(run, stage), run.out_dir / FOLDER
-    identity = _identify(run, made_for)
+    wanted, folder = made_for(run, stage), run.out_dir / FOLDER
+    identity = _identify(run, wanted)
     name = stage.state.reference if stage.state.reference and stage.state.position is not None else identity
     path, part = folder / f"{name}.jsonl", folder / f"{name}.{run.path.stem}.part"
     kept = _read(path, name)
-    if kept.made_for == made_for and kept.is_whole:
+    if kept.made_for == wanted and kept.is_whole:
         stage.state.reference = name
         return kept.values
     begun = _read(part, name)
     known = {**kept.values, **begun.values}
     if name != identity:  # the model has been trained since: nothing can be computed
-        if not (missing := _missing(pieces(), known)):
+        if not (lacking := missing(pieces(), known)):
             return known
         wrong = "is not there" if not path.exists() else "is damaged" if not kept.is_whole else "is of other data or settings"
         back = "the data or the settings" if wrong.startswith("is of other") else "the file"
-        raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {missing:,} log-probabilities of the model at the start of the stage are missing; "
+        raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {lacking:,} log-probabilities of the model at the start of the stage are missing; "
                         f"it has been trained since. Bring {back} back, or {anew(run, stage)}.")
     run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        values = _compute(part, begun, kept.values, name, pieces(), judge, made_for)
-        os.replace(part, path)
-        sync_folder(folder)
-        for begun_before in folder.glob("*.part"):
-            if begun_before.name.partition(".")[2] == f"{run.path.stem}.part":  # of this run, for other data or settings
-                begun_before.unlink()
-        sync_folder(folder.parent)  # it may have been made just now
+        values = _compute(part, begun, kept.values, name, pieces(), judge, wanted)
+        keep(run, part, path)
     except OSError as error:
         raise UserError(f"{part}: the log-probabilities of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "
                         "on with it.") from error
     stage.state.reference = name
     return values
+
+
+def keep(run: Run, part: Path, path: Path) -> None:
+    """Give a file that is complete its name, and remove what the run has begun for other data or settings; raises OSError."""
+    folder = path.parent
+    os.replace(part, path)
+    sync_folder(folder)
+    for begun_before in folder.glob("*.part"):
+        if begun_before.name.partition(".")[2] == f"{run.path.stem}.part":
+            begun_before.unlink()
+    sync_folder(folder.parent)  # it may have been made just now
 
 
 def anew(run: Run, stage: OpenStage) -> str:
@@ -114,28 +120,28 @@ def anew(run: Run, stage: OpenStage) -> str:
 
 
 def _compute(part: Path, begun: _Kept, before: Mapping[str, float], name: str, pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]],
-             made_for: dict[str, Any]) -> dict[str, float]:
+             wanted: dict[str, Any]) -> dict[str, float]:
     """Compute what is missing, chunk by chunk, and write all of it; what is in the file already is left there."""
     values = dict(begun.values)
     with open(part, "ab") as file:
         file.truncate(begun.n_bytes)
         if not begun.n_bytes:
-            file.write(_line({"reference": name}))
-        for chunk in _chunks(pieces):
+            file.write(write_line({"reference": name}))
+        for chunk in chunks(pieces):
             keys = [key_of(piece) for piece in chunk]
             if all(key in values for key in keys):
                 continue
             found = [before[key] for key in keys] if all(key in before for key in keys) else judge(chunk)
             values.update(zip(keys, found, strict=True))
-            file.write(_line({"values": dict(zip(keys, found, strict=True))}))
+            file.write(write_line({"values": dict(zip(keys, found, strict=True))}))
             file.flush()
-        file.write(_line({"made_for": made_for}))
+        file.write(write_line({"made_for": wanted}))
         file.flush()
         os.fsync(file.fileno())
     return values
 
 
-def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Give different pieces in chunks, in the order in which they come first."""
     seen: set[str] = set()
     different = (piece for piece in pieces if (key := key_of(piece)) not in seen and not seen.add(key))  # type: ignore[func-returns-value]
@@ -143,15 +149,24 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield chunk
 
 
-def _missing(pieces: Iterable[Piece], known: Mapping[str, float]) -> int:
-    """Count the different pieces whose value is not known."""
+def missing(pieces: Iterable[Piece], known: Mapping[str, Any]) -> int:
+    """Count the different pieces of which nothing is known, by :func:`key_of`."""
     return len({key for piece in pieces if (key := key_of(piece)) not in known})
 
 
-def _line(content: dict[str, Any]) -> bytes:
+def write_line(content: dict[str, Any]) -> bytes:
     """Write a line with its checksum."""
     text = json.dumps(content).encode()
     return b"%08x %s\n" % (crc32(text), text)
+
+
+def read_line(line: bytes) -> dict[str, Any] | None:
+    """Read a line; None where it is not whole."""
+    text = line[9:-1]
+    if not line.endswith(b"\n") or line[:9] != b"%08x " % crc32(text):
+        return None
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _read(path: Path, name: str) -> _Kept:
@@ -163,10 +178,8 @@ def _read(path: Path, name: str) -> _Kept:
     except OSError:
         return _Kept({}, None, 0, is_whole=False)
     for number, line in enumerate(content.splitlines(keepends=True)):
-        text = line[9:-1]
-        is_whole = line.endswith(b"\n") and line[:9] == b"%08x " % crc32(text)
-        one = json.loads(text) if is_whole else {}
-        if not is_whole or (number == 0 and one.get("reference") != name):
+        one = read_line(line)
+        if one is None or (number == 0 and one.get("reference") != name):
             is_whole = False
             break
         values.update(one.get("values", {}))
@@ -175,19 +188,19 @@ def _read(path: Path, name: str) -> _Kept:
     return _Kept(values, made_for, n_bytes, is_whole)
 
 
-def _identify(run: Run, made_for: dict[str, Any]) -> str:
+def _identify(run: Run, wanted: dict[str, Any]) -> str:
     """Hash what decides the values, the weights and how they are used, and of which pieces there are values."""
     said = blake2b(digest_size=16)
-    said.update(json.dumps({"precision": run.runtime.precision, "made_for": made_for}, sort_keys=True).encode())
+    said.update(json.dumps({"precision": run.runtime.precision, "made_for": wanted}, sort_keys=True).encode())
     hash_weights(run.device_model.raw.state_dict(), said.update)
     return said.hexdigest()
 
 
-def _made_for(run: Run, stage: OpenStage) -> dict[str, Any]:
+def made_for(run: Run, stage: OpenStage) -> dict[str, Any]:
     """List what decides which pieces a stage has, as JSON gives it back: where it is the same, they need not be made to know that none is missing."""
     said = stage.stage.model_dump(mode="json", include={*_READING}, exclude_none=True)
     used, settings = stage.settings, run.settings
-    made_for = {**said, "batch_size": used.in_words("batch_size"), "context_len": used.in_words("context_len"), "validation_samples": used.validation_samples,
-                "is_bounded": used.validation_is_bounded, "seed": settings.seed, "validation_seed": settings.validation_seed, "rules": stage.state.rules,
-                "continuation": settings.continuation, "data": [essence(one) for one in stage.data.fingerprints()]}
-    return dict(json.loads(json.dumps(made_for, default=str)))
+    found = {**said, "batch_size": used.in_words("batch_size"), "context_len": used.in_words("context_len"), "validation_samples": used.validation_samples,
+             "is_bounded": used.validation_is_bounded, "seed": settings.seed, "validation_seed": settings.validation_seed, "rules": stage.state.rules,
+             "continuation": settings.continuation, "data": [essence(one) for one in stage.data.fingerprints()]}
+    return dict(json.loads(json.dumps(found, default=str)))

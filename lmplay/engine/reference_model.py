@@ -23,8 +23,12 @@ from .run import OpenStage, Run
 def find_model(run: Run, stage: OpenStage) -> DeviceModel:
     """Give the model at the start of the stage: the run's own, copied and kept in a file, or the one from the file.
 
+    Where the stage trains an adapter it is the run's own model, which is to be asked with the adapter off: the weights below it stay as they are.
+
     :raises UserError: when the file is missing or damaged and the model has been trained since, and when it cannot be written.
     """
+    if stage.settings.adapter is not None:
+        return run.device_model
     module = copy.deepcopy(run.device_model.raw).requires_grad_(False).eval()
     folder = run.out_dir / FOLDER
     if stage.state.position is None or stage.state.reference is None:  # nothing has been trained in this stage

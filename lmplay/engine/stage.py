@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 from torch.profiler import record_function
 
 from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
+from ..checkpoints.base import identify
+from ..data.collate import Said
 from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
-from ..device.random_state import restore_torch_random_state, torch_random_state
+from ..device.memory import free_memory
+from ..device.random_state import random_state, restore_random_state, restore_torch_random_state, torch_random_state
 from ..errors import LmplayError, TrainingError
 from ..objectives import load_objective
 from ..objectives.base import Objective
@@ -43,6 +46,8 @@ from .reference import Reference, find_values
 from .reference_model import find_model
 from .run import OpenStage, Run
 from .step import StepSums, train_step
+from .taught import Taught, find_taught
+from .teacher import Teacher, ask_about, open_teacher
 from .written import judge_written
 
 _T = TypeVar("_T")
@@ -57,8 +62,9 @@ class StageRunner:
         self.cutter = Cutter(run.model.tokenizer, stage.settings.context_len, run.settings.continuation == "estimate")
         self._prepare = partial(self.objective.prepare, cutter=self.cutter)
         self._reference = Reference() if self.objective.needs_reference else None
+        self._taught = Taught() if self.objective.teaching is not None else None
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
-                                  run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference)
+                                  run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference, self._taught)
         self._answers: AnswerWriter | None = None
         if self.objective.writing is not None:
             self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say)
@@ -113,7 +119,7 @@ class StageRunner:
     def begin(self) -> None:
         """Start to make batches, and set model and optimizers up for this stage."""
         run = self.run
-        if not self._budget.is_measured and self._reference is None:  # else these are not known yet
+        if not self._budget.is_measured and self._reference is None and self._taught is None:  # else these are not known yet
             self.batches.start()  # beside the look at the validation rows
         self.held_out = HeldOut(self._open, self._prepare)
         interval = run.settings.validation_interval
@@ -125,7 +131,7 @@ class StageRunner:
         if self.state.fingerprints is None:
             self.state.fingerprints = self.data.fingerprints()
             self.state.context_len = self.settings.context_len
-            run.record.begin_stage(self.stage.name, self.held_out.floors())
+            run.record.begin_stage(self.stage.name, self.held_out.floors(), self.objective.loss_unit)
             run.model.forms[self.stage.name] = self.data.forms()
         if judge_anew(self.state, self.held_out.identity):
             run.lr_schedulers.judge_anew()
@@ -148,6 +154,12 @@ class StageRunner:
         self._budget.settle()
         if self._reference is not None:
             self._reference.values = run.accord.from_main(lambda: find_values(run, self._open, self._pieces, self._log_probs))
+        if self._taught is not None:
+            random_before = random_state()
+            self._taught.become(run.accord.from_main(lambda: find_taught(run, self._open, self._pieces, self._asked)))
+            self.state.reference = self._taught.header["taught"]
+            restore_random_state(random_before)  # the teacher has been built
+            free_memory(run.runtime.device)
         if self._answers is not None and self._answers.writing.reference:
             self._answers.reference = find_model(run, self._open)
 
@@ -329,8 +341,24 @@ class StageRunner:
         for attempt in self._budget.attempts(self.cutter.context_len):
             with attempt as tokens:
                 budget = self.run.settings.validation_budget(self.cutter.context_len, tokens)
-                found = log_probs(self.run.device_model, pieces, replace(self._grouping, reference=None).mini_batches(pieces, budget))
+                found = log_probs(self.run.device_model, pieces, self._grouping.alone().mini_batches(pieces, budget))
         return found
+
+    def _asked(self, teacher: Teacher) -> tuple[str, Callable[[list[Piece]], list[Said]]]:
+        """Open a teacher: what identifies its weights, and what asks it about the tokens of pieces; of several ranks only this one does."""
+        run, teaching = self.run, self.objective.teaching
+        assert teaching is not None
+        model, grouping = open_teacher(teacher, run.runtime, self._grouping)
+
+        def ask(pieces: list[Piece]) -> list[Said]:
+            found: list[Said] = []
+            for attempt in self._budget.attempts(self.cutter.context_len):
+                with attempt as tokens:
+                    budget = run.settings.validation_budget(self.cutter.context_len, tokens)
+                    found = ask_about(model, pieces, grouping.mini_batches(pieces, budget), teaching, run.model.tokenizer.vocab_size)
+            return found
+
+        return identify(model.raw.state_dict()), ask
 
     def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
         """Judge the model by held-out samples, and let it continue prompts; None when a request to stop came in between, and without samples."""
@@ -380,7 +408,7 @@ class StageRunner:
     def _evaluate(self, units: Callable[[], Iterable[list[Piece]]], objective: Objective, sources: Sequence[str]) -> Evaluation | None:
         """Judge the model by samples; None when a request to stop came in between, and without samples."""
         run, found = self.run, None
-        grouping = self._grouping if objective.needs_reference else replace(self._grouping, reference=None)  # which named sets have none in
+        grouping = self._grouping if objective is self.objective else self._grouping.alone()  # of named sets nobody has said anything
         if objective.writing is not None:
             answered = self._best_answers(units)
             if answered is None:
@@ -411,11 +439,11 @@ class StageRunner:
     def _record(self, found: Evaluation, final: bool) -> None:
         """Take note of a validation."""
         progress, sums = self.run.record.progress, {**found.sums, "lr": self.lr}
-        self.run.record.stats.add_validation(progress, sums, final)
-        self.stats.add_validation(progress, sums, final, found.by_source)
+        self.run.record.stats.add_validation(progress, sums, final, unit=self.objective.loss_unit)
+        self.stats.add_validation(progress, sums, final, found.by_source, self.objective.loss_unit)
         for stats in (self.run.record.stats, self.stats):
             stats.keep_samples(VALIDATION, progress, found.sums, found.samples)
-        self.run.report.validation(validation_done(found, final, self.objective.figures))
+        self.run.report.validation(validation_done(found, final, self.objective))
         self.run.notifier.validation(progress, sums, final, found.by_source)
 
     def _record_set(self, name: str, found: Evaluation) -> None:

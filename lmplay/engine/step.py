@@ -34,16 +34,37 @@ class StepSums:
     """The most probable token ids (N,) of the pieces on which accuracy is measured, by their number in the batch."""
     grad_norm: torch.Tensor = field(init=False)
     """Of the whole gradient before clipping, a scalar."""
+    updates: int = 1
+    """Those that these are the sums of."""
+    lost: torch.Tensor | None = None
+    """How many of several updates have changed nothing, as their loss or gradient was not finite; of one it shows."""
 
     def __post_init__(self) -> None:
         self.grad_norm = torch.zeros_like(self.loss_sum)
 
     def plus(self, other: StepSums) -> StepSums:
-        """Give the sums of two updates with the same batch; the norm of the gradient is the larger one."""
-        figures = {name: value + other.figures[name] for name, value in self.figures.items()}
-        found = StepSums(self.count + other.count, self.loss_sum + other.loss_sum, self.source_sums + other.source_sums, figures, self.predictions)
-        found.grad_norm = torch.maximum(self.grad_norm, other.grad_norm)
+        """Give the sums of updates with the same batch, without those that have changed nothing; the norm of the gradient is the largest one.
+
+        Where all of them have changed nothing, loss or norm are not finite.
+        """
+        mine, theirs = self._is_finite(), other._is_finite()
+
+        def join(one: torch.Tensor, another: torch.Tensor) -> torch.Tensor:
+            return torch.where(mine | ~theirs, one, 0) + torch.where(theirs | ~mine, another, 0)
+
+        found = StepSums(self.count + other.count, join(self.loss_sum, other.loss_sum), join(self.source_sums, other.source_sums),
+                         {name: join(value, other.figures[name]) for name, value in self.figures.items()}, self.predictions)
+        found.grad_norm = torch.maximum(torch.where(mine | ~theirs, self.grad_norm, 0), torch.where(theirs | ~mine, other.grad_norm, 0))
+        found.updates, found.lost = self.updates + other.updates, self._lost() + other._lost()
         return found
+
+    def _is_finite(self) -> torch.Tensor:
+        """Tell whether the weights have been updated."""
+        return self.loss_sum.isfinite() & self.grad_norm.isfinite()
+
+    def _lost(self) -> torch.Tensor:
+        """Give :attr:`lost`, of one update, too."""
+        return (~self._is_finite()).float() if self.lost is None else self.lost
 
     def add(self, batch: TrainBatch, mini_batch: MiniBatch, result: Result, counts: bool) -> None:
         """Add a mini-batch, if it counts, without waiting for the device."""
@@ -51,7 +72,9 @@ class StepSums:
             return
         self.loss_sum += result.loss_sum.detach()
         if len(self.source_sums):
-            self.source_sums.index_add_(0, _source_of_each(mini_batch, batch.sources, self.loss_sum.device), result.losses_N.to(self.source_sums.dtype))
+            losses_N, weights_N = result.losses_N.to(self.source_sums.dtype), mini_batch.weights_N
+            weighted_N = losses_N if weights_N is None else losses_N * to_device(weights_N.to(losses_N.dtype), losses_N.device)
+            self.source_sums.index_add_(0, _source_of_each(mini_batch, batch.sources, self.loss_sum.device), weighted_N)
         for name, value in result.figures.items():
             self.figures[name] = self.figures.get(name, 0) + value.detach().float()
         self.predictions.update((number, result.predictions_N[where]) for number, where in mini_batch.rows if number in batch.accuracy_pieces)

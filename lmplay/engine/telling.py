@@ -112,7 +112,7 @@ def stage_end(run: Run, stage: StageRunner) -> StageEnd:
     if stage.ended_early:
         assert state.lowest_loss is not None
         assert state.lowest_samples is not None
-        early = EarlyEnd(state.stale, state.lowest_loss, state.lowest_samples, best_file(run.path, stage.name))
+        early = EarlyEnd(state.stale, state.lowest_loss, stage.objective.loss_unit, state.lowest_samples, best_file(run.path, stage.name))
     return StageEnd(stage.name, stage.stats.totals, stage.stats.describe_sources(), describe_losses(stage.reached), stage.stats.final, stage.stats.best, early,
                     stage.stats.describe_sets())
 

@@ -122,25 +122,12 @@ def _place_of(path: Path, content: dict[str, Any], raw: bool) -> Place | None:
 
 def _open_foreign(label: str, source: str, device: torch.device, form: str | None) -> Judged:
     """Open a folder of transformers, or a name of its hub."""
-    from ..exp import build_model, get_experiment
-    from ..exp.hf import longest_piece, open_source, read_config, read_own_weights
-    from ..exp.imported import check_folder
-    from ..tokenizer import load_tokenizer
+    from ..exp.imported import open_foreign
     from ..writing.prompting import recorded
 
-    said, folder = f"MODEL {label}", Path(source).expanduser()
-    if folder.is_dir():
-        check_folder(folder, said)
-    longest = longest_piece(read_config(source, said)) or _MOST_CONTEXT
-    try:
-        tokenizer = load_tokenizer(source)
-    except UserError as error:
-        raise UserError(f"{said}: its tokenizer cannot be read ({error.faults[0].partition(' Ways out:')[0]}).") from None
-    try:
-        module = build_model(get_experiment(f"hf:{source}"), vocab_size=tokenizer.vocab_size, **{**open_source(source), "context_len": longest})
-        module.load_state_dict(read_own_weights(source))
-    except UserError as error:
-        raise UserError(*(f"{said}: {fault}" for fault in error.faults)) from None
+    folder, foreign = Path(source).expanduser(), open_foreign(source, f"MODEL {label}")
+    longest, tokenizer = foreign.longest or _MOST_CONTEXT, foreign.tokenizer
+    module = foreign.build(longest)
     prompting = recorded(tokenizer, _forms_of(folder), form)
     if not (folder / _RECORD).is_file():  # an export of ours has learned texts after an end token
         prompting = replace(prompting, begin_id=tokenizer.begin_id)

@@ -9,10 +9,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import UserError, value_fault
 from ..hub import first_line
+from ..tokenizer import Tokenizer, load_tokenizer
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
 
 # The experiment of each type of model, and the module that reads its config and its weights.
@@ -84,6 +85,44 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
 
     has_tokenizer = not is_folder or any(found for name in _TOKENIZERS for found in Path(source).expanduser().glob(name))
     return Imported(experiment, args, rows, source if has_tokenizer else None, read)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A model of transformers as it is, to be used: its tokenizer, the most tokens that it reads (None = no limit), and what builds it, on the CPU."""
+
+    tokenizer: Tokenizer
+    longest: int | None
+    build: Callable[[int], nn.Module]
+    """Gives it for sequences of a length, in training mode; raises UserError where its weights cannot be read."""
+
+
+def open_foreign(source: str, label: str) -> Foreign:
+    """Open a folder of transformers, or a name of its hub, to use the model as it is.
+
+    :param label: what it is called in messages.
+    :raises UserError: when it cannot be read, is not whole, or needs code of its own.
+    """
+    from .hf import longest_piece, open_source, read_config, read_own_weights
+
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        check_folder(folder, label)
+    longest = longest_piece(read_config(source, label))
+    try:
+        tokenizer = load_tokenizer(source)
+    except UserError as error:
+        raise UserError(f"{label}: its tokenizer cannot be read ({error.faults[0].partition(' Ways out:')[0]}).") from None
+
+    def build(context_len: int) -> nn.Module:
+        try:
+            module = build_model(get_experiment(f"hf:{source}"), vocab_size=tokenizer.vocab_size, **{**open_source(source), "context_len": context_len})
+            module.load_state_dict(read_own_weights(source))
+        except UserError as error:
+            raise UserError(*(f"{label}: {fault}" for fault in error.faults)) from None
+        return module
+
+    return Foreign(tokenizer, longest, build)
 
 
 def check_folder(folder: Path, label: str) -> None:

@@ -8,6 +8,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -104,6 +105,19 @@ def drop_adapter(model: nn.Module) -> None:
     for name, layer in list(_adapted(model)):
         model.set_submodule(name, layer.get_base_layer())
     _forget(model)
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Let a model in this block compute what it would without its adapter, if it has one."""
+    layers = [layer for _, layer in _adapted(model)]
+    for layer in layers:
+        layer._disable_adapters = True  # peft's enable_adapters would freeze it, too
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..data.collate import MiniBatch
 from ..data.continuation import Cutter, Piece
 from ..data.samples import Sample
-from ..stats.figures import NEWEST, SUMS, Figure
+from ..stats.figures import NATS, NEWEST, SUMS, Figure
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,18 @@ class Writing:
         return self.most_tokens or context_len // 2
 
 
+@dataclass(frozen=True)
+class Teaching:
+    """The model that an objective learns from, and what is asked of it: at each truth token its `top_k` likeliest tokens, at a `temperature`.
+
+    `name` is that of a file of lmplay, a folder of transformers, or ``hf:`` and a name of the hub.
+    """
+
+    name: str
+    top_k: int
+    temperature: float
+
+
 class Objective(ABC):
     """What is minimised on a batch.  Another package offers one by an entry point of the group ``lmplay.objectives``: ``name = "module:Class"``."""
 
@@ -72,9 +84,15 @@ class Objective(ABC):
     needs_reference = False
     """Whether it compares with the model as it was at the start of the stage: mini-batches have the log-probabilities of that."""
 
+    teaching: Teaching | None = None
+    """The model that it learns from: mini-batches have what that says of their tokens (`taught`), in training and in validation. None = it has no teacher."""
+
     writing: Writing | None = None
     """How the model writes what it learns from: rows are read as tasks, :meth:`prepare` makes a piece of each, of which only the prompt counts, and
     mini-batches have what the model has written and how it was judged, in training and in validation. None = the model learns from what it reads."""
+
+    loss_unit: str = NATS
+    """The unit of its loss, for statistics, pictures and messages."""
 
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""

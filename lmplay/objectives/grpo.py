@@ -17,7 +17,7 @@ from ..data.collate import MiniBatch, to_device
 from ..data.continuation import Cutter, Piece
 from ..data.judged import Judged
 from ..data.samples import Sample
-from ..stats.figures import Figure
+from ..stats.figures import REWARD, Figure
 from .base import Objective, Result, Writing
 from .losses import token_losses
 
@@ -38,6 +38,7 @@ class Grpo(Objective):
     the model has not written (a stage that is only timed) count as answers with an advantage of 1.
     """
 
+    loss_unit = REWARD
     writing: Writing
 
     def __init__(self, rewards: Sequence[Mapping[str, Any]] = ({"name": "exact"},), group: int = 8, answer_tokens: int | None = None, temperature: float = 1.0,

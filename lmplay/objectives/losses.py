@@ -28,13 +28,18 @@ def token_losses(model: nn.Module, mini_batch: MiniBatch, head: nn.Module, chunk
     :param chunk: positions whose logits are held at once.
     :return: the losses (N,) in nats, differentiable, at least float32; and the most probable token ids (N,).
     """
-    lengths = mini_batch.seq_lens
-    hidden_BTD = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
-    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
+    hidden_ND = hidden_states(model, mini_batch)
     # with no position there is one empty chunk, so that the loss still hangs on the graph
     chunks, product = zip(hidden_ND.split(chunk), mini_batch.targets_N.split(chunk), strict=True), _product_of(head, hidden_ND.device)
     losses, predictions = zip(*(checkpoint(_judge, product, hidden, target, use_reentrant=False) for hidden, target in chunks), strict=True)
     return torch.cat(losses), torch.cat(predictions)
+
+
+def hidden_states(model: nn.Module, mini_batch: MiniBatch) -> Tensor:
+    """Give the hidden states (N, D) from which the truth tokens are predicted."""
+    lengths = mini_batch.seq_lens
+    hidden_BTD: Tensor = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
+    return hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
 
 
 def _product_of(head: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -39,6 +39,7 @@ class PreferenceObjective(Objective):
     """A loss of pairs; the loss of a batch is the mean over its pairs."""
 
     reads_pairs = True
+    loss_unit = "per pair"
     figures = (
         Figure("preference_accuracy", "preference accuracy", "mean", "preferred", "pairs", "share", True, progress=True),
         Figure("margin", "margin of the rewards", "mean", "margin_sum", "pairs", "", True, progress=True),

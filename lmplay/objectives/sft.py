@@ -26,6 +26,8 @@ class Sft(NextToken):
         """
         super().__init__()
         self._by_sample = per == "sample"
+        if self._by_sample:
+            self.loss_unit = "nats per token, samples alike"
 
     def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
         """See :class:`Objective`; by sample each token counts 1 / (tokens of its sample)."""

@@ -377,13 +377,13 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
     """
     key, last, field = "", "", None
     part: type[Part] | None = model
-    named = False
+    named, parent = False, raw
     for step in details["loc"]:
         if isinstance(step, int):
             if isinstance(raw, list):  # else a single source without brackets
                 key, raw = f"{key}[{step}]", raw[step]
         elif isinstance(raw, dict) and step not in _MARKS:  # what is not an object is a short form: its inner key was never written
-            key, last, raw = f"{key}.{step}" if key else step, step, raw.get(step)
+            key, last, parent, raw = f"{key}.{step}" if key else step, step, raw, raw.get(step)
             if named:
                 named = False
             elif step in (fields := _fields(part)):
@@ -391,7 +391,7 @@ def _explain(model: type[Part], raw: Any, details: ErrorDetails) -> tuple[str, s
                 part, named = _part_in(field.annotation), _is_named(field.annotation)
     words = re.findall(r"'([^']*)'", details.get("ctx", {}).get("expected", ""))
     if details["type"] == "extra_forbidden" or "[key]" in details["loc"]:
-        allowed = list(_fields(part) or ROLES)
+        allowed = [key for key in _fields(part) or ROLES if part is None or key in part.keys_beside(parent)]
         return key, f"unknown key.{nearest(last, allowed)} Allowed: {', '.join(allowed)}."
     rule = field.description if field else f"an object with the keys {', '.join(_fields(part))}"
     value = "nothing" if details["type"] == "missing" else shown(raw)
@@ -419,12 +419,12 @@ def _conflicts(model: type[Part], raw: Any, prefix: str = "") -> Iterator[tuple[
         part, value = _part_in(field.annotation), raw.get(key)
         if part and isinstance(value, list):
             for index, item in enumerate(value):
-                yield from _conflicts(part, item, f"{prefix}{key}[{index}].")
+                yield from _conflicts(part, part.written_out(item), f"{prefix}{key}[{index}].")
         elif part and isinstance(value, dict) and _is_named(field.annotation):
             for name, item in value.items():
                 yield from _conflicts(part, part.written_out(item), f"{prefix}{key}.{name}.")
         elif part:
-            yield from _conflicts(part, value, f"{prefix}{key}.")
+            yield from _conflicts(part, part.written_out(value), f"{prefix}{key}.")
 
 
 def _fields(part: type[Part] | None) -> dict[str, FieldInfo]:

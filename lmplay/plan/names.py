@@ -72,8 +72,8 @@ class Schedule(NamedTuple):
 class Objective(Plugin):
     """What is minimised on a batch; another package offers one by an entry point of the group ``lmplay.objectives``.
 
-    `takes` are the settings that have a plan key, with their values unless a plan changes them: arguments of its class. The settings of another package's
-    objective are not known, and stand under `settings`.
+    `takes` are the settings that have a plan key, with their values unless a plan changes them (... = it must be given): arguments of its class. The settings
+    of another package's objective are not known, and stand under `settings`.
     """
 
     kind: ClassVar[str] = "objective"
@@ -148,6 +148,8 @@ OBJECTIVES = {row.name: row for row in (
               "lmplay.objectives.simpo:SimPo", {"beta": 2.0, "gamma": 1.0, "label_smoothing": 0.0}),
     Objective("orpo", "the cross-entropy of chosen answers, and their odds against the rejected ones, without a reference",
               "lmplay.objectives.orpo:Orpo", {"beta": 0.1}),
+    Objective("distill", "the next token, mixed with what another model, the teacher, thinks of it", "lmplay.objectives.distill:Distill",
+              {"teacher": ..., "top_k": 32, "temperature": 1.0, "weight": 0.5}),
     Objective("grpo", "the model writes a group of answers to each prompt, and those that are rewarded more than the others become likelier",
               "lmplay.objectives.grpo:Grpo",
               {"rewards": [{"name": "exact"}], "group": 8, "answer_tokens": None, "temperature": 1.0, "loss": "grpo", "scale_rewards": None, "clip": 0.2,

@@ -225,8 +225,9 @@ class Options:
     tied_head: bool = _flag(True, _M, switch, "", "head and token embedding of a new model share their weights", _LOCKED,
                             model="Share the weights of embedding and head")
     tokenizer: str | None = _flag(
-        None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, a `.model` of SentencePiece, a `.tiktoken`, `bytes`, or "
-        "`train:N` (N tokens, learned from the plan's text); by default gpt2 where the plan reads from the hub, else train:8192", _LOCKED,
+        None, _M, _text, "NAME", "tokenizer of a new model: a hub name, a folder with tokenizer files, a `.model` of SentencePiece, a `.tiktoken`, the "
+        "`.lmp` of a model that has it, `bytes`, or `train:N` (N tokens, learned from the plan's text); by default gpt2 where the plan reads from the hub, "
+        "else train:8192", _LOCKED,
         top="Tokenizer of a new model")
     model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it lies in --out-dir; by default "
                               "<exp>_model.lmp", _ASIDE)

@@ -78,6 +78,14 @@ class Part(BaseModel):
         return iter(())
 
     @classmethod
+    def keys_beside(cls, given: Any) -> list[str]:
+        """List the keys that can stand beside others, for a message about one that there is not.
+
+        :param given: the part as written.
+        """
+        return [str(field.alias or name) for name, field in cls.model_fields.items()]
+
+    @classmethod
     def written_out(cls, value: Any) -> Any:
         """Write out a short form: a plain value stands for an object with one key."""
         key = cls.short_forms.get(type(value))

@@ -89,6 +89,11 @@ class Reward(Part):
     least: int | None = option("The fewest words that length wants", "a whole number, 0 or more", ge=0)
     most: Count | None = option("The most words that length wants", "a whole number, 1 or more")
 
+    @classmethod
+    def keys_beside(cls, given: Any) -> list[str]:
+        row = REWARDS.get(str(given.get("name"))) if isinstance(given, dict) else None
+        return super().keys_beside(given) if row is None else ["name", "weight", "seconds", *row.takes]
+
     def to_spec(self) -> dict[str, Any]:
         """Return plain values: name, and what differs from the defaults; the `settings` are apart."""
         given = self.model_dump(exclude_none=True, exclude_defaults=True)
@@ -129,13 +134,21 @@ class Objective(Part):
         'an object with weight and settings, or a list of these')
     group: int | None = option("Answers of grpo to each prompt", "a whole number, 2 or more", ge=2, le=MOST)
     answer_tokens: Count | None = option("The most tokens of an answer of grpo, by default half of the context", "a whole number, 1 or more")
-    temperature: float | None = option("Temperature at which grpo draws answers", "a number above 0", gt=0)
+    temperature: float | None = option("Temperature at which grpo draws answers, and distill compares", "a number above 0", gt=0)
     scale_rewards: bool | None = option("Whether grpo divides by the deviation of a group's rewards, by default unless the loss is dr_grpo", "true or false")
     clip: float | None = option("How far below 1 grpo's ratio of probabilities counts", "a number above 0 and below 1", gt=0, lt=1)
     clip_high: float | None = option("How far above 1 it counts, by default as far as below", "a number above 0", gt=0)
     kl: float | None = option("Weight of the divergence of grpo from the model at the stage's start", "a number, 0 or more", ge=0)
     updates: Count | None = option("Updates of the weights with each batch of answers of grpo", "a whole number, 1 or more")
+    teacher: Text | None = option("Model that distill learns from", "a .lmp, a folder of transformers, or hf:NAME")
+    top_k: Count | None = option("Tokens at each position whose probabilities by the teacher are kept", "a whole number, 1 or more")
+    weight: float | None = option("Share of the teacher in what distill minimises", "a number above 0, at most 1", gt=0, le=1)
     settings: dict[str, Any] | None = option("Settings of an installed package's objective", "an object")
+
+    @classmethod
+    def keys_beside(cls, given: Any) -> list[str]:
+        row = OBJECTIVES.get(str(given.get("name"))) if isinstance(given, dict) else None
+        return super().keys_beside(given) if row is None else ["name", *row.takes]
 
     @classmethod
     def conflicts(cls, given: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -144,6 +157,8 @@ class Objective(Part):
             takes = [*OBJECTIVES[name].takes] if name in OBJECTIVES else ["settings"]
             yield from ((key, f"found it with {name}, allowed: {', '.join(takes) or 'no settings'}")
                         for key in (*OBJECTIVE_SETTINGS, "settings") if key in given and key not in takes)
+            needed = [key for key, default in (OBJECTIVES[name].takes if name in OBJECTIVES else {}).items() if default is ... and key not in given]
+            yield from ((key, f"found no {key} of {name}, allowed: one") for key in needed)
         losses = {"dpo": ("sigmoid", "ipo", "hinge"), "grpo": ("grpo", "dr_grpo", "dapo")}
         if given.get("loss") in {*itertools.chain.from_iterable(losses.values())} - {*losses.get(str(name), (given.get("loss"),))}:
             yield "loss", f"found {given['loss']} with {name}, allowed: {in_words([*losses[str(name)]])}"

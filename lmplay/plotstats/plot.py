@@ -19,7 +19,7 @@ from ..stats.figures import BY_NAME, FIGURES, Figure
 from ..words import cut
 from .compare import Idea, baseline_of
 from .panels import Line, Panel, make_figure
-from .runs import Curve, Floats, Stage, difference, source_column
+from .runs import Curve, Floats, Stage, difference, source_column, with_unit
 from .theme import THEMES, Theme
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def draw_curve(curve: Curve, validation: Curve | None, x_names: Sequence[str], s
             lines = [_line(one, x_name, figure.name, smoothing, KIND_NAMES[one.kind], colors[one.kind]) for one in shown]
             saves = _within(curve, curve.saves, x_name)
             marks = [("saved", saves if len(saves) <= MOST_SAVES else saves[:0], theme.soft), *_marks(curve, x_name, theme.ink, theme.alarm)]
-            panels.append(Panel(x_name, figure, lines, curve.stages, floors, marks))
+            panels.append(Panel(x_name, with_unit(figure, shown), lines, curve.stages, floors, marks))
     panels += _set_panels(shown, x_names, theme)
     panels += _source_panels(shown, x_names, smoothing, theme)
     stage = [] if curve.stage is None else [f"stage {curve.stage}"]
@@ -77,7 +77,7 @@ def draw_together(curves: Sequence[Curve], x_names: Sequence[str], smoothing: fl
         stages = _shared_stages(curves, x_name)
         floors = _shared_floors(curves) if stages and figure is LOSS else ()
         marks = [mark for idea, line in zip(ideas, lines, strict=True) for curve in idea.runs for mark in _marks(curve, x_name, line.color, line.color)]
-        return Panel(x_name, figure, lines, stages, floors, marks)
+        return Panel(x_name, with_unit(figure, curves), lines, stages, floors, marks)
 
     return _draw_models(ideas, x_names, smoothing, theme, comparable, panel, "")
 
@@ -95,7 +95,7 @@ def draw_differences(curves: Sequence[Curve], x_names: Sequence[str], smoothing:
     def panel(x_name: str, figure: Figure, lines: list[Line]) -> Panel:
         base = lines[number]
         better = {None: f"zero = {name}", True: f"above zero = better than {name}", False: f"below zero = better than {name}"}[figure.higher_is_better]
-        return Panel(x_name, figure, _all_minus(lines, base), _shared_stages(curves, x_name), note=(better, base.color))
+        return Panel(x_name, with_unit(figure, curves), _all_minus(lines, base), _shared_stages(curves, x_name), note=(better, base.color))
 
     return _draw_models(ideas, x_names, smoothing, theme, comparable, panel, f", each minus {name}")
 

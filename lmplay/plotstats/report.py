@@ -22,7 +22,7 @@ from ..stats.figures import BY_NAME, FIGURES, Figure
 from .compare import Comparison, Idea
 from .plot import KIND_NAMES, LOSS, WARNING, same_tokens
 from .report_tables import comparison_table, evaluations_table, events_table, runs_table, samples_tables, sets_table, settings_tables, stages_table
-from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of
+from .runs import X_NAMES, Curve, Floats, smooth, source_column, thin, window_of, with_unit
 from .theme import THEMES
 
 # Points of a curve in the page: several per pixel of a wide screen, with all peaks; fewer where there are many curves.
@@ -117,7 +117,7 @@ def _chart(figure: Figure, kind: str, curves: Sequence[Curve], smoothing: float 
     known = [curve for curve in curves if np.nan_to_num(curve.columns.get(figure.name, np.zeros(0))).any()]
     most = max(_LEAST_POINTS, min(_MOST_POINTS, _MOST_OF_A_CHART // max(1, len(known))))
     title = f"{KIND_NAMES[kind]} {figure.title}" if figure.validate else figure.title
-    unit = f" ({figure.unit})" if figure.unit not in ("", "share") else ""
+    unit = f" ({shown})" if (shown := with_unit(figure, curves).unit) not in ("", "share") else ""
     return {**_look(figure), "title": title[:1].upper() + title[1:] + unit, "kind": kind, "sources": [],
             "lines": [{"run": curve.model, "source": None, **_line(curve, figure.name, smoothing, most)} for curve in known]}
 

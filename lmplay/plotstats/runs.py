@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from ..stats.figures import FIGURES, Figure, described
+from ..stats.figures import FIGURES, NATS, REWARD, Figure, described
 from ..stats.totals import HELD_OUT
 from ..stats.writing import FORMAT, KINDS
 from .long_json import read_long_json
@@ -34,6 +34,7 @@ class Stage:
     end: dict[str, float]
     floor: float
     done: bool
+    loss_unit: str = NATS
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,15 @@ class Curve:
     def skipped(self, x_name: str) -> Floats:
         """Return the x of the rows in which batches were skipped."""
         return self.columns[x_name][np.nan_to_num(self.columns["skipped_batches"]) > 0]
+
+
+def with_unit(figure: Figure, curves: Iterable[Curve]) -> Figure:
+    """Give a figure with the unit that it has in curves: that of the loss is the objective's, and none where objectives differ in it."""
+    if figure.name != "loss":
+        return figure
+    units = {stage.loss_unit for curve in curves for stage in curve.stages} or {NATS}
+    unit = units.pop() if len(units) == 1 else ""
+    return replace(figure, unit="in validation the reward with a minus sign" if unit == REWARD else unit)
 
 
 def read_folder(folder: Path) -> tuple[list[Curve], list[str]]:
@@ -326,7 +336,8 @@ def _stage_of(stage: dict[str, Any], time: dict[str, Any]) -> Stage:
     """Build a stage from its entry and its times, which are apart under "clock"."""
     known = {**stage, **time}
     begin, end = ({name: _number(known.get(f"{side}_{name}")) for name in X_NAMES} for side in ("from", "to"))
-    return Stage(str(stage["name"]), begin, end, _number(stage.get("floor_nats_per_token")), bool(stage["done"]))
+    return Stage(str(stage["name"]), begin, end, _number(stage.get("floor_nats_per_token")), bool(stage["done"]),
+                 str(stage.get("loss_unit", NATS)))
 
 
 def _number(value: Any) -> float:

@@ -22,6 +22,7 @@ from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import Outline, check_all, freeze, make_model
 from ..engine.run import OpenStage
 from ..engine.step import train_step
+from ..engine.teacher import check_teachers
 from ..errors import Faults, UserError
 from ..objectives.base import Objective
 from ..optim.optimizers import optimizers_of
@@ -110,6 +111,7 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead.without_adapter(), runtime, opened.values(), say, say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)
+    check_teachers(opened.values(), settings, model.tokenizer)
     module, tokenizer, timer = model.module, model.tokenizer, Timer(device_model, optimizers)
     found = [_check_stage(settings, stage, StageView(settings, stage, tokenizer), timer) for stage in opened.values()]
     seconds = [stage["seconds"] for stage in found]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..data.continuation import Piece
 from ..device.model import DeviceModel
 from ..device.random_state import seed_everything
 from ..engine.batches import Batches, Grouping, TrainBatch
@@ -19,6 +20,7 @@ from ..engine.opening import check_all, freeze, make_model
 from ..engine.reference import Reference, key_of
 from ..engine.run import OpenStage
 from ..engine.step import train_step
+from ..engine.teacher import ask_about, check_fit, find_teacher, open_teacher
 from ..errors import Faults, UserError
 from ..files import check_folder
 from ..modules.adapters import add_adapter, choose_layers
@@ -185,12 +187,24 @@ def _first_batches(settings: Settings, stage: OpenStage, view: StageView, model:
     if len(found) < _LEAST_STEPS:
         raise UserError(f"--find-lr: stage '{stage.stage.name}' has {len(found)} batches, and a short run needs {_LEAST_STEPS}; give a smaller --batch-size, "
                         "or more text.")
+    grouping = _with_others(settings, stage, view, model, grouping, [piece for batch in found for piece in batch.batch.pieces])
+    return [replace(batch, mini_batches=grouping.mini_batches(batch.batch.pieces, batch.token_budget)) for batch in found]
+
+
+def _with_others(settings: Settings, stage: OpenStage, view: StageView, model: DeviceModel, grouping: Grouping, pieces: list[Piece]) -> Grouping:
+    """Find what reference and teacher say of pieces, where the objective has one; raises UserError where the teacher does not fit."""
+    budget, keys = settings.token_budget(stage.settings.context_len), [key_of(piece) for piece in pieces]
     if stage.objective.needs_reference:
-        pieces = [piece for batch in found for piece in batch.batch.pieces]
-        values = log_probs(model, pieces, grouping.mini_batches(pieces, settings.token_budget(context_len)))
-        grouping = replace(grouping, reference=Reference(dict(zip(map(key_of, pieces), values, strict=True))))
-        found = [replace(batch, mini_batches=grouping.mini_batches(batch.batch.pieces, batch.token_budget)) for batch in found]
-    return found
+        values = log_probs(model, pieces, grouping.mini_batches(pieces, budget))
+        return replace(grouping, reference=Reference(dict(zip(keys, values, strict=True))))
+    if stage.objective.teaching is not None:
+        found = find_teacher(stage, settings)
+        check_fit(found, stage, view.tokenizer)
+        teacher, asked = open_teacher(found, model.runtime, grouping)
+        said = ask_about(teacher, pieces, asked.mini_batches(pieces, budget), stage.objective.teaching, view.tokenizer.vocab_size)
+        known = dict(zip(keys, said, strict=True))
+        return replace(grouping, teacher=lambda piece: known[key_of(piece)])
+    return grouping
 
 
 def _train(model: DeviceModel, stage: OpenStage, batches: Sequence[TrainBatch], lr: float) -> ShortRun:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import printable
-from ..stats.figures import Progress
+from ..stats.figures import NATS, REWARD, Progress
 from ..words import clock
 from .records import StageStart, StepDone
 
@@ -30,7 +30,8 @@ class ProgressLine:
     stage: StageStart  # the current one
 
     def __init__(self) -> None:
-        self.validation: float | None = None  # loss of the newest validation in this stage
+        self.validation: float | None = None  # loss of the newest validation in this stage, and its unit
+        self.unit = NATS
         self._losses: dict[str, tuple[float, float]] = {}  # running sums of loss and tokens by source; those of all under the empty name
         self._own: dict[str, float | None] = {}  # the newest values of the objective's own figures
         self._start = self._here = _Mark(time.monotonic(), None, Progress(0, 0, 0, 0.0))
@@ -70,7 +71,8 @@ class ProgressLine:
             left = f", {clock(figures['stage_seconds_left'])} left"
             if self.stage.to_come and figures["plan_seconds_left"] is not None:
                 left += f" (plan {clock(figures['plan_seconds_left'])})"
-        validation = f", validation {self.validation:.3f}" if self.validation is not None else ""
+        found = "" if self.validation is None else f"reward {-self.validation:.3f}" if self.unit == REWARD else f"{self.validation:.3f}"
+        validation = f", validation {found}" if found else ""
         own = "".join(f", {name} {value:.3g}" for name, value in self._own.items() if value is not None)
         return f"loss {figures['loss']:.3f}{f' ({apart})' if apart else ''}{validation}{own}, {figures['tokens_per_second']:,.0f} tokens/s{left}"
 

@@ -139,11 +139,12 @@ class StepDone:
 class ValidationDone:
     """A validation (`final` = that at the end of a stage): its figures, None where unknown, and one piece as the model sees it.
 
-    `own` are figures of the objective, by name: title, value and unit.
+    `unit` is that of the loss; `own` are figures of the objective, by name: title, value and unit.
     """
 
     final: bool
     loss: float
+    unit: str
     standard_error: float | None
     bits_per_byte: float | None
     accuracy: float | None
@@ -158,10 +159,11 @@ class ValidationDone:
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """Why a stage ended early: validations without a better loss, the lowest loss, the run's samples then, and the file of that state."""
+    """Why a stage ended early: validations without a better loss, the lowest loss and its unit, the run's samples then, and the file of that state."""
 
     stale: int
     loss: float
+    unit: str
     samples: int
     best: Path
 

@@ -18,12 +18,13 @@ from ..errors import tell
 from ..plan.options import ONCE
 from ..plan.schema import Plan
 from ..plan.settings import Settings
+from ..stats.figures import NATS, REWARD
 from ..words import counted
 from .banner import banner_fields, banner_lines, stage_lines
 from .console import Console
 from .progress import ProgressLine, shorten
 from .records import RunEnd, RunStart, StageEnd, StageStart, StepDone, Stop, ValidationDone
-from .summary import file_fields, file_lines, loss_in_words, result_lines, set_line, stage_end_lines
+from .summary import file_fields, file_lines, judged_in_words, loss_in_words, result_lines, set_line, stage_end_lines
 
 # Seconds between two plain progress lines, and two updates of the progress line on a terminal.
 _PLAIN_SECONDS, _SHOWN_SECONDS = 10.0, 0.3
@@ -102,21 +103,21 @@ class Report:
 
     def validation(self, found: ValidationDone) -> None:
         """Show a validation: its figures, also in the progress line, and an example."""
-        self._progress.validation = found.loss
-        error = f" ± {found.standard_error:.3f}" if found.standard_error is not None else ""
+        self._progress.validation, self._progress.unit = found.loss, found.unit
+        own = "".join(f", {title} {value:.1%}" if unit == "share" else f", {title} {value:.3f} {unit}".rstrip() for title, value, unit in found.own.values())
         words = f", word accuracy {found.accuracy:.1%} (by edit distance {found.edit_accuracy or 0.0:.1%})" if found.accuracy is not None else ""
-        lines = [f"{'final validation' if found.final else 'validation'}: loss {found.loss:.3f}{error}"
-                 + (" nats per token" if found.bits_per_byte is not None else "")  # else the loss is not one of tokens
+        unit = found.unit if found.unit != NATS or found.bits_per_byte is not None else ""  # of an objective that does not say it
+        loss = "" if found.unit == REWARD and own else loss_in_words(found.loss, unit, found.standard_error)  # the reward is one of its own figures
+        lines = [f"{'final validation' if found.final else 'validation'}: {loss}"
                  + (f", {found.bits_per_byte:.3f} bits per byte" if found.bits_per_byte is not None else "")
-                 + "".join(f", {title} {value:.1%}" if unit == "share" else f", {title} {value:.3f} {unit}".rstrip()
-                           for title, value, unit in found.own.values())
+                 + (own if loss else own.removeprefix(", "))
                  + words
                  + (f", of texts that the model writes {found.written_accuracy:.1%}" if found.written_accuracy is not None else "")
                  + (f", floor of these samples {found.floor:.3f}" if found.floor is not None else "")]
         parts = (("Prompt", found.prompt), ("Truth", found.truth), ("Predicted", found.predicted))
         lines += [f"  {name:<10}{shorten(text, _EXAMPLE_CHARACTERS)}" for name, text in parts]
-        own: dict[str, Any] = {name: value for name, (_, value, _) in found.own.items()}
-        self._console.say("\n".join(lines), "validation", **{name: value for name, value in asdict(found).items() if name != "own"}, **own)
+        figures: dict[str, Any] = {name: value for name, (_, value, _) in found.own.items()}
+        self._console.say("\n".join(lines), "validation", **{name: value for name, value in asdict(found).items() if name != "own"}, **figures)
 
     def evaluation(self, name: str, figures: Mapping[str, Any], skipped: Mapping[str, int]) -> None:
         """Show the evaluation of a named set, with the rows of it that gave no sample, by reason."""
@@ -177,7 +178,7 @@ class Report:
                  f"{end.progress.seconds:,.0f} s of training"]
         if final is not None:
             floor = f", {final['loss'] / final['floor'] - 1:+.1%} from its floor {final['floor']:.3f}" if "floor" in final else ""
-            lines.append(f"final validation loss {loss_in_words(final)}{floor}")
+            lines.append(f"final validation {judged_in_words(final)}{floor}")
         lines += [*result_lines(end), *([f"weights     {weights}"] if weights is not None else []), f"model       {end.files.model}", *file_lines(end.files)]
         self._console.say("\n".join(lines), "done", always=True, samples=end.progress.samples, tokens=end.progress.tokens, seconds=end.progress.seconds,
                           final=final, best=end.best, sets=end.sets, weights=weights and str(weights), **file_fields(end))

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..stats.figures import NATS, REWARD
 from ..stats.totals import HELD_OUT, Judged
 from ..words import bytes_in_words, counted
 from .records import RunEnd, RunFiles, StageEnd
@@ -22,8 +23,8 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
     if totals["skipped_batches"]:
         more += f"; {counted(totals['skipped_batches'], 'batch', 'batches')} skipped, whose loss or gradient was not finite"
     if stage.early is not None:
-        more += (f"; ended early: no better validation for {stage.early.stale}; the best state, loss {stage.early.loss:.3f} at {stage.early.samples:,} "
-                 f"samples, is {stage.early.best}, and the next stage goes on from the last")
+        more += (f"; ended early: no better validation for {stage.early.stale}; the best state, {loss_in_words(stage.early.loss, stage.early.unit)} "
+                 f"at {stage.early.samples:,} samples, is {stage.early.best}, and the next stage goes on from the last")
     lines = [f"== stage {stage.name} done: {counted(totals['total_train_samples'], 'sample')}, {counted(totals['total_train_tokens'], 'token')}, "
              f"{counted(totals['total_train_steps'], 'step')}, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
              f"{counted(totals['continuations'], 'continuation')}, {counted(totals['forced_cuts'], 'piece')} cut inside a sentence, "
@@ -33,10 +34,16 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
     return lines + [f"   {line}" for line in stage.lost] + [f"   {line}" for line in sets_table(stage.sets)]
 
 
-def loss_in_words(judged: Judged) -> str:
-    """Write a validation loss with its standard error, if that is known."""
-    error = f" ± {judged['standard_error']:.3f}" if "standard_error" in judged else ""
-    return f"{judged['loss']:.3f}{error} {judged.get('unit', 'nats per token')}".rstrip()
+def loss_in_words(loss: float, unit: str = NATS, standard_error: float | None = None) -> str:
+    """Write a validation loss, or the reward that it is, with its standard error, if that is known."""
+    if unit == REWARD:
+        return f"reward {-loss:.3f}"
+    return f"loss {loss:.3f}{'' if standard_error is None else f' ± {standard_error:.3f}'} {unit}".rstrip()
+
+
+def judged_in_words(judged: Judged) -> str:
+    """Write the loss of a validation."""
+    return loss_in_words(judged["loss"], judged.get("unit", NATS), judged.get("standard_error"))
 
 
 def set_line(name: str, figures: Mapping[str, Any], skipped: Mapping[str, int]) -> str:
@@ -65,7 +72,7 @@ def result_lines(end: RunEnd) -> list[str]:
     """Say what a run has reached, and its memory and compilations."""
     lines = []
     if end.best is not None:
-        lines.append(f"best validation loss {loss_in_words(end.best)} at {counted(end.best['samples'], 'sample')}")
+        lines.append(f"best validation {judged_in_words(end.best)} at {counted(end.best['samples'], 'sample')}")
     lines += sets_table(end.sets)
     if end.peak_memory is not None:
         lines.append(f"peak memory {bytes_in_words(end.peak_memory)}")

@@ -53,8 +53,8 @@ class Rewards:
         self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=surroundings, **apart)
         try:
             self._send(list(self._specs))
-            for spec in self._specs:
-                self._receive(spec, _START_SECONDS, " to be imported", "")
+            for number in range(len(self._specs)):
+                self._receive(number, _START_SECONDS, " to be imported", "")
         except BaseException:
             self.close()
             raise
@@ -76,7 +76,7 @@ class Rewards:
                     self.close()
                     return None
                 where = f", for the text {_quoted(one['text'])} and the answer {_quoted(one['answer'])}"
-                found.append([self._receive(spec, float(spec.get("seconds", _SECONDS)), "", where) for spec in self._specs])
+                found.append([self._receive(number, float(spec.get("seconds", _SECONDS)), "", where) for number, spec in enumerate(self._specs)])
             return found
         except BaseException:  # what it would still say belongs to no question any more
             self.close()
@@ -101,9 +101,10 @@ class Rewards:
             self._process.stdin.write(json.dumps(question).encode() + b"\n")
             self._process.stdin.flush()
 
-    def _receive(self, spec: Mapping[str, Any], seconds: float, what: str, where: str) -> float:
+    def _receive(self, number: int, seconds: float, what: str, where: str) -> float:
         """Wait for one reward.
 
+        :param number: of the spec.
         :param what: says what for, where it takes too long, and `where` which text is at fault, for messages.
         """
         process, over = self._process, threading.Event()
@@ -123,7 +124,8 @@ class Rewards:
             clock.cancel()
         found = json.loads(line) if line.endswith(b"\n") else {"fault": f"takes more than {seconds:g} s{what}" if over.is_set() else "has ended its process"}
         if "fault" in found:
-            raise UserError(f"reward {spec['name']}: it {found['fault']}{where}. Mend it, and run the same command.")
+            count = f" ({number + 1} of {len(self._specs)})" if len(self._specs) > 1 else ""
+            raise UserError(f"reward {self._specs[number]['name']}{count}: it {found['fault']}{where}. Mend it, and run the same command.")
         return float(found["reward"])
 
 

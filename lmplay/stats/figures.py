@@ -9,6 +9,11 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 Values = list[float | None]
 
+NATS = "nats per token"
+"""The unit of a loss, unless an objective says otherwise."""
+REWARD = "reward"
+"""The unit of a loss that is a reward with a minus sign in validation, and in training something of no unit."""
+
 
 class Progress(NamedTuple):
     """How far a run is: optimizer steps, samples and tokens learned, and seconds of training."""
@@ -56,6 +61,7 @@ class StageEntry(TypedDict, total=False):
     to_seconds: float
     floor_nats_per_token: float | None
     floor_bits_per_byte: float | None
+    loss_unit: str  # of its loss, unless that is nats per token
     skipped: dict[str, int]  # rows that gave no sample, by reason
     replaced: dict[str, int]  # `rows` with replaced `characters`, and the number of both
 
@@ -65,11 +71,14 @@ def mark_of(progress: Progress) -> Mark:
     return {"samples": progress.samples, "tokens": progress.tokens, "seconds": progress.seconds}
 
 
-def begin_entry(name: str, progress: Progress, floor_nats_per_token: float | None, floor_bits_per_byte: float | None) -> StageEntry:
+def begin_entry(name: str, progress: Progress, floor_nats_per_token: float | None, floor_bits_per_byte: float | None, loss_unit: str = NATS) -> StageEntry:
     """Make the entry of a stage that begins."""
     _, samples, tokens, seconds = progress
-    return {"name": name, "done": False, "from_samples": samples, "from_tokens": tokens, "from_seconds": seconds, "to_samples": samples,
+    entry: StageEntry = {"name": name, "done": False, "from_samples": samples, "from_tokens": tokens, "from_seconds": seconds, "to_samples": samples,
             "to_tokens": tokens, "to_seconds": seconds, "floor_nats_per_token": floor_nats_per_token, "floor_bits_per_byte": floor_bits_per_byte}
+    if loss_unit != NATS:
+        entry["loss_unit"] = loss_unit
+    return entry
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ FIGURES = (
     _Column("tokens", "tokens", "newest"),
     _Column("seconds", "training time", "newest", unit="seconds", clock=True),
     _Column("steps", "optimizer steps", "sum", train=False, validate=False),  # in the checkpoint only
-    Figure("loss", "loss", "mean", "loss_sum", "n_tokens", "nats per token", False, log=True),
+    Figure("loss", "loss", "mean", "loss_sum", "n_tokens", NATS, False, log=True),
     Perplexity("perplexity", "perplexity", "mean", "loss_sum", "n_tokens", higher_is_better=False, exp=True, train=False, panel=False, chart=False),
     Figure("bits_per_byte", "bits per byte", "mean", "loss_sum", "n_bytes", "", False, 1 / math.log(2), train=False, log=True),
     _Column("nats", "information of the texts", "sum", "nats_sum", train=False, validate=False),  # in the checkpoint only, as is the next

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .figures import Mark, Progress, StageEntry, begin_entry, mark_of
+from .figures import NATS, Mark, Progress, StageEntry, begin_entry, mark_of
 from .totals import ModelStats, add_save
 from .writing import read_stats, stats_files, write_stats
 
@@ -45,10 +45,10 @@ class RunRecord:
         """The name of the newest stage that has begun."""
         return self.stages[-1]["name"] if self.stages else None
 
-    def begin_stage(self, name: str, floors: Mapping[str, float | None]) -> None:
+    def begin_stage(self, name: str, floors: Mapping[str, float | None], loss_unit: str = NATS) -> None:
         """Note that a stage begins here; its validations are of other samples than those before."""
         self.stats.judge_anew()
-        self.stages.append(begin_entry(name, self.progress, floors["floor_nats_per_token"], floors["floor_bits_per_byte"]))
+        self.stages.append(begin_entry(name, self.progress, floors["floor_nats_per_token"], floors["floor_bits_per_byte"], loss_unit))
 
     def reach(self) -> None:
         """Set the end of the current stage to the run's progress."""

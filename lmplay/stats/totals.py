@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
-from .figures import BY_NAME, Figure, Mark, Progress, SampleLoss, SourceLoss, values
+from .figures import BY_NAME, NATS, Figure, Mark, Progress, SampleLoss, SourceLoss, values
 from .histories import NO_SOURCES, History
 
 # The names of a stage's validation samples and of all held-out samples that its end judges, beside those of sets in plans.
@@ -24,7 +24,7 @@ MOST_SAVES = 1000
 
 class Judged(TypedDict, total=False):
     """The result of a validation: the samples before it; its loss, the loss's standard error, and the lowest possible loss where known, in nats per token
-    unless there is another `unit` (the empty text where the loss is one of samples or pairs)."""
+    unless there is another `unit` (the empty text where it is not known)."""
 
     samples: int
     unit: str
@@ -97,10 +97,12 @@ class ModelStats:
         self.train.add(sources, **progress._asdict(), **figures)
         self.totals["train_loss_total"] += figures.get("loss_sum", 0.0)  # type: ignore[assignment]
 
-    def add_validation(self, progress: Progress, figures: Mapping[str, float], final: bool = False, sources: Mapping[str, SourceLoss] = NO_SOURCES) -> None:
+    def add_validation(self, progress: Progress, figures: Mapping[str, float], final: bool = False, sources: Mapping[str, SourceLoss] = NO_SOURCES,
+                       unit: str = NATS) -> None:
         """Add the raw values of a validation, see :meth:`add_train`.
 
         :param final: whether it is the one at the end of a stage; after another one at the same step it is that one, done again.
+        :param unit: of the loss.
         """
         if final and self.validated_at(progress):
             self.validate.add(**progress._asdict(), **{name: figures[name] for name in ("lr", *_AT_END) if name in figures})
@@ -109,8 +111,8 @@ class ModelStats:
             self.totals["total_validations"] += 1
         known = {name: value for name, value in values(_JUDGED, figures).items() if value is not None}
         result: Judged = {"samples": progress.samples, **known}  # type: ignore[typeddict-item]
-        if figures.get("n_bytes") == 0:
-            result["unit"] = ""
+        if unit != NATS or figures.get("n_bytes") == 0:
+            result["unit"] = unit if unit != NATS else ""
         if final:
             self.final = result
         if self.best is None or result.get("unit") != self.best.get("unit") or result["loss"] < self.best["loss"]:

@@ -30,13 +30,16 @@ _SUFFIXES = (".json", ".model", ".tiktoken")
 def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer by what the user said (not `train:N`, see :func:`train_tokenizer`).
 
-    :param name: `bytes`, a folder of tokenizer files, a file (tokenizer.json, a SentencePiece `.model`, a `.tiktoken`), or a name of the hub.
+    :param name: `bytes`, a folder of tokenizer files, a file (tokenizer.json, a SentencePiece `.model`, a `.tiktoken`, the `.lmp` of a model that has it), or a
+        name of the hub.
     :return: the tokenizer.
     :raises UserError: when it cannot be had, with the ways out.
     """
     if name == "bytes":
         return Tokenizer({"kind": "bytes", "name": "bytes"})
     path = Path(name).expanduser()
+    if path.suffix == ".lmp":
+        return _of_model(path, name)
     if path.is_dir() or path.suffix in _SUFFIXES:
         return _finish(_from_files(path), name)
     return _finish(_from_hub(name), name)
@@ -96,6 +99,21 @@ class _Found:
     begin: str | None = None
     chat_template: str | None = None
     note: str | None = None
+
+
+def _of_model(path: Path, name: str) -> Tokenizer:
+    """Take the tokenizer of a trained model; raises UserError where there is none."""
+    import torch
+
+    try:
+        spec = torch.load(path, weights_only=True, map_location="cpu", mmap=True)["model"]["state_args"]["tokenizer"]
+        return Tokenizer({**spec, "name": name})
+    except FileNotFoundError:
+        raise UserError(f"tokenizer '{name}': there is no such file as {path}. {_WAYS_OUT}") from None
+    except UserError:
+        raise
+    except Exception as error:  # damaged bytes can raise anything
+        raise UserError(f"tokenizer '{name}': is no model of lmplay, or damaged ({type(error).__name__}: {_first_line(error)}). {_WAYS_OUT}") from None
 
 
 def _from_files(path: Path) -> _Found:

@@ -2,14 +2,17 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+import several
 import torch
-from helpers import ROOT, compare_runs, load, stop_at, train, weights, write_plan, write_rows
+import warm
+from helpers import ENVIRONMENT, ROOT, TINY, compare_runs, load, stop_at, train, weights, write_plan, write_rows
 from tasks import TASKS, grpo, write_reward
 
-from lmplay.engine import answers
+from lmplay.engine import answers, stage
 from lmplay.train.__main__ import main
 
 
@@ -149,6 +152,16 @@ def test_what_cannot_be_is_refused_before_anything_is_done(capsys):
     assert "add --trust-config" in run(capsys, "out", code=2)
     said = run(capsys, "out", "--trust-config", code=2)
     assert "reward no_such_module:score: it cannot be imported (ModuleNotFoundError" in said
+    changing = [{"name": "constant", "from": 32, "steps": "50%"}, {"name": "constant", "from": 48, "steps": "rest"}]
+    write_plan(Path(), {"reason": {"dataset": "tasks.jsonl", "steps": 4, "context_len": changing, "objective": grpo()}})
+    assert main([*(flag for flag in TINY if flag not in ("--context-len", "48")), "--training-plan", "plan.json", "--out-dir", "out"]) == 2
+    assert "stage 'reason': its context_len changes, and with grpo it is one" in capsys.readouterr().err
+    write_plan(Path(), {"reason": {"dataset": "tasks.jsonl", "steps": 4, "objective": {"name": "grpo", "tempreature": 1}}})
+    said = run(capsys, "out", code=2)
+    assert "key 'objective.tempreature': unknown key. Did you mean 'temperature'?" in said
+    assert "beta" not in said
+    plan(rewards=["exact", write_reward("raise ValueError")])
+    assert "reward my_rewards:score (2 of 2): it raises ValueError, for the text" in run(capsys, "other", "--trust-config", code=2)
     plan(answer_tokens=30)
     assert "stage 'reason': answer_tokens 30, and its context_len is 48: at most half of it, 24" in run(capsys, "out", code=2)
     write_plan(Path(), {"reason": {"dataset": "tasks.jsonl", "tokens": 100, "objective": grpo()}})
@@ -175,6 +188,120 @@ def test_a_reference_that_is_gone_is_told(capsys, monkeypatch):
     run(capsys, "out")
 
 
+@pytest.mark.parametrize(("text", "written", "cut"), [("ab##cdef", 4, 0), ("abcdef##", 6, 1), ("#a#b##x", 6, 0)])
+def test_an_answer_ends_with_a_mark_of_several_tokens(text, written, cut, capsys, monkeypatch):
+    """Here each token is a byte, and an answer has at most 6."""
+    class Written(answers.ContinuousBatch):
+        def _choose(self, logits, texts):
+            return [ord(text[len(one.ids) - self.begun[one.name]]) for one in texts]
+
+        def add(self, name, prompt, *rest):
+            self.begun = {**getattr(self, "begun", {}), name: len(prompt)}
+            super().add(name, prompt, *rest)
+
+    monkeypatch.setattr(answers, "ContinuousBatch", Written)
+    monkeypatch.setattr(answers.Prompting, "stop_texts", property(lambda self: ("##",)))
+    seen = write_reward("open('seen', 'a').write(text + '\\n')\n    return len(text)")
+    plan(answer_tokens=6, rewards=seen)
+    run(capsys, "out", "--trust-config")
+    columns = json.loads(Path("out/gpt2ish_model_step_reason_train_stats.json").read_text())["columns"]
+    assert set(columns["answer_tokens"]) == {written}
+    assert set(columns["cut_share"]) == {cut}
+    assert set(Path("seen").read_text().split()) == {text[:6].partition("##")[0]}
+
+
+def test_a_step_without_differences_is_warned_of_once(capsys):
+    plan(rewards=write_reward("return 1.0"))
+    said = run(capsys, "out", "--trust-config")
+    assert said.count("stage 'reason': in each group of this step all answers have the same reward, so nothing is learned from them.") == 1
+    plan()
+    assert "all answers have the same reward" not in run(capsys, "other")
+
+
+def test_what_is_best_is_a_reward(capsys):
+    plan()
+    said = run(capsys, "out")
+    assert "best validation reward " in said
+    assert "validation: reward 1.000, tokens of an answer" in said or "validation: reward 0." in said
+    assert "loss -" not in said
+    entries = json.loads(Path("out/gpt2ish_model_train_stats.json").read_text())["stages"]
+    assert [entry.get("loss_unit") for entry in entries] == [None, "reward"]
+
+
+def test_losses_by_source_are_rewards_too(capsys):
+    for name in ("low", "high"):
+        write_rows(Path(f"{name}.jsonl"), [{"prompt": f"{name} {i}", "answer": "1"} for i in range(30)])
+    reward = write_reward("return 0.75 if 'high' in prompt else 0.25")
+    write_plan(Path(), {"reason": {"dataset": ["low.jsonl", "high.jsonl"], "steps": 2, "objective": grpo(rewards=reward)}})
+    run(capsys, "out", "--trust-config")
+    sources = json.loads(Path("out/gpt2ish_model_step_reason_validate_stats.json").read_text())["sources"]
+    assert [sources[f"{name}.jsonl"]["columns"]["loss"][-1] for name in ("low", "high")] == pytest.approx([-0.25, -0.75])
+
+
+def test_of_several_updates_one_that_is_not_finite_is_left_out(capsys, monkeypatch):
+    plan(updates=3)
+    original, calls = stage.train_step, []
+
+    def broken(*arguments, **options):
+        sums = original(*arguments, **options)
+        calls.append(1)
+        if len(calls) == 4:  # of the second batch of the stage `reason`: those before have one update
+            sums.loss_sum = sums.loss_sum * torch.nan
+        return sums
+
+    monkeypatch.setattr(stage, "train_step", broken)
+    said = run(capsys, "out", code=1)
+    assert "stage 'reason', step 3: in 1 of its 3 updates the loss or the norm of its gradient is not finite" in said
+    del calls[:]
+    said = run(capsys, "skips", "--on-nonfinite", "skip")
+    assert "and they have changed nothing. The batch has" in said
+    content = json.loads(Path("skips/gpt2ish_model_step_reason_train_stats.json").read_text())
+    assert None not in content["columns"]["loss"]
+    assert content["totals"].get("skipped_batches", 0) == 0
+    assert content["columns"]["reward"] == pytest.approx([min(1.0, reward) for reward in content["columns"]["reward"]])
+
+
+def test_with_an_adapter_the_reference_is_the_model_without_it(capsys):
+    pytest.importorskip("peft")
+    write_plan(Path(), {"before": {"dataset": "tasks.jsonl", "samples": 10},
+                        "reason": {"dataset": "tasks.jsonl", "steps": 4, "lr": 0.05, "adapter": {"kind": "lora", "rank": 4}, "objective": grpo(kl=0.1)}})
+    run(capsys, "out")
+    columns = json.loads(Path("out/gpt2ish_model_step_reason_train_stats.json").read_text())["columns"]
+    assert columns["kl"][0] == pytest.approx(0, abs=1e-6)
+    assert columns["kl"][-1] > 0
+    assert not Path("out/references").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_process_goes_on_exactly(capsys):
+    plan(updates=2, kl=0.1)
+    arguments = [*TINY, "--batch-size", "5", "--training-plan", "plan.json", "--validation-samples", "4", "--save-interval", "5", "--dropout", "0.3"]
+    assert main([*arguments, "--out-dir", "whole"]) == 0
+    killed = 0
+    for _ in range(12):
+        command = ["-m", "lmplay.train", *arguments, "--out-dir", "parts"]
+        process = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
+        for line in process.stdout:
+            if "reason" in line and killed < 2:
+                process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        killed += process.returncode == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    assert killed
+    assert compare_runs(Path("whole"), Path("parts")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="forked processes")
+def test_several_processes_are_refused(capsys):
+    plan()
+    codes, _, complaints = several.train(2, *TINY, "--training-plan", "plan.json", "--out-dir", "out")
+    assert codes == [2, 2]
+    assert any("stage 'reason': grpo is trained by one process, which writes the answers; start it without torchrun." in one for one in complaints)
+    assert not list(Path("out").glob("*.lmp"))
+
+
 @pytest.mark.slow
 def test_the_plan_assistant_goes_through_all_kinds_of_stages(capsys):
     """Its stages with hardly any samples; the same prompts are continued in each."""
@@ -187,6 +314,6 @@ def test_the_plan_assistant_goes_through_all_kinds_of_stages(capsys):
     assert main(["--training-plan", "plan.json", "--out-dir", "out", "--device", "cpu", "--context-len", "64", "--num-blocks", "1", "--embed-dim", "16",
                  "--num-heads", "2", "--tokenizer", "bytes", "--batch-size", "4", "--validation-samples", "2", "--sample-tokens", "4"]) == 0
     rows = [json.loads(line) for line in Path("out/gpt2ish_tiny_model_samples.jsonl").read_text().splitlines()]
-    for stage in ("stories", "questions", "preferences", "sums"):
-        assert {row["prompt"] for row in rows if row["stage"] == stage and "reward" not in row} == {*content["$prompts"]}
+    for name in ("stories", "questions", "preferences", "sums"):
+        assert {row["prompt"] for row in rows if row["stage"] == name and "reward" not in row} == {*content["$prompts"]}
     assert {row["stage"] for row in rows if "reward" in row} == {"sums"}

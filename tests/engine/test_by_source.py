@@ -38,3 +38,18 @@ def test_a_run_tells_its_sources_apart_and_nothing_is_left_over(tmp_path, monkey
     assert [name for name, source in read("three", "validate")["sources"].items() if source["validate_loss"] is not None] == ["c.jsonl"]
     assert "c.jsonl 0 samples, 0 tokens, validation" in said
     assert "three/c.jsonl" in json.loads((tmp_path / "out_gpt/gpt2ish_model_train_stats.json").read_text())["sources"]
+
+
+def test_where_samples_count_alike_they_do_in_each_source(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, word in (("a", "cat"), ("b", "dog")):
+        write_rows(tmp_path / f"{name}.jsonl", [{"prompt": f"Say {i}.", "completion": sentences(1 + i % 3, word)} for i in range(20)])
+    write_plan(tmp_path, {"one": {"dataset": ["a.jsonl", "b.jsonl"], "steps": 3, "pieces": "together", "objective": {"name": "sft", "per": "sample"}}})
+    assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "6", "--mini-batch-size", "4", "--validation-interval", "6"]) == 0
+    for kind in ("train", "validate"):
+        state = load(tmp_path / "out_gpt/gpt2ish_model.lmp")["runner"]["state"]["step_stats"]["one"][kind]
+        parts = state["sources"].values()
+        assert np.sum([part["n_tokens"] for part in parts], axis=0) == pytest.approx(state["rows"]["n_tokens"])
+        assert np.sum([part["loss_sum"] for part in parts], axis=0) == pytest.approx(state["rows"]["loss_sum"], rel=1e-5)
+    said = capsys.readouterr().out
+    assert "nats per token, samples alike" in said

@@ -7,25 +7,15 @@ import torch
 from answers import pieces_of_answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import learned
+from laws import learned, make_model
 from texts import BYTES
 
 from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
-from lmplay.exp import build_model, get_experiment
 from lmplay.objectives import load_objective
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 12), st.floats(-2, 2)), min_size=1, max_size=5)
-
-
-def make_model(seed=0):
-    torch.manual_seed(seed)
-    model = build_model(get_experiment("gpt2ish"), vocab_size=BYTES.vocab_size, context_len=64, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
 
 
 def log_probs(model, piece, temperature=1.0):

@@ -7,7 +7,7 @@ import pytest
 from lmplay.plotstats.__main__ import main
 from lmplay.plotstats.plot import draw_curve, draw_differences, draw_together
 from lmplay.plotstats.runs import read_curve
-from lmplay.stats.figures import Figure, Progress
+from lmplay.stats.figures import NATS, REWARD, Figure, Progress, begin_entry
 from lmplay.stats.totals import ModelStats
 from lmplay.stats.writing import write_stats
 
@@ -16,7 +16,7 @@ FIGURES = (Figure("entropy", "entropy of $p$", "mean", "entropy_sum", "n_tokens"
            Figure("hidden", "hidden", "sum", panel=False))
 
 
-def write_run(folder, name, figures=FIGURES, steps=30):
+def write_run(folder, name, figures=FIGURES, steps=30, stages=()):
     stats = ModelStats(figures)
     for i in range(1, steps + 1):
         place = Progress(i, 4 * i, 100 * i, 0.5 * i)
@@ -24,7 +24,7 @@ def write_run(folder, name, figures=FIGURES, steps=30):
         stats.add_train(place, {"loss_sum": 300.0, "n_tokens": 100, "lr": 0.1, **own})
         if i % 10 == 0:
             stats.add_validation(place, {"loss_sum": 300.0, "n_tokens": 100, "nats_sum": 0.0, "nats_tokens": 0, **own})
-    write_stats(folder, name, "e", None, stats, [], [])
+    write_stats(folder, name, "e", None, stats, stages, [])
 
 
 def curve_of(folder, name, kind="train"):
@@ -46,6 +46,15 @@ def test_a_declared_figure_has_a_panel(tmp_path):
     assert training == [i / 40 for i in range(1, 31)]
     assert held_out == [0.25, 0.5, 0.75]
     assert [axes.yaxis.get_major_formatter()(0.5, 0) for axes in picture.axes[1:]] == ["0.5", "50%"]
+
+
+@pytest.mark.parametrize(("units", "label"), [([NATS], "loss (nats per token)"), (["per pair"], "loss (per pair)"), ([NATS, "per pair"], "loss"),
+                                              ([REWARD], "loss (in validation the reward with a minus sign)")])
+def test_a_loss_has_the_unit_of_its_objective(tmp_path, units, label):
+    write_run(tmp_path, "a", stages=[begin_entry(f"stage{i}", Progress(i, 4 * i, 100 * i, 0.5 * i), None, None, unit) for i, unit in enumerate(units)])
+    curve, validation = curve_of(tmp_path, "a"), curve_of(tmp_path, "a", "validate")
+    for picture in (draw_curve(curve, validation, ["samples"], 0), draw_together([curve], ["samples"], 0)):
+        assert labels(picture)[0] == label
 
 
 def test_runs_that_know_it_are_compared_and_others_have_no_line(tmp_path):
