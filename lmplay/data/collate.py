@@ -155,7 +155,7 @@ def _collate_one(pieces: Sequence[Piece], numbers: list[int], widths: list[int],
                      _weights([pieces[number] for number in numbers]),
                      None if reference is None else torch.tensor([reference(pieces[number]) for number in numbers], dtype=torch.float64),
                      [one for number in numbers if (one := pieces[number].judged) is not None] or None,
-                     None if teacher is None else _join([teacher(pieces[number]) for number in numbers]))
+                     taught=None if teacher is None else _join([teacher(pieces[number]) for number in numbers]))
 
 
 def _join(said: Sequence[Said]) -> Taught:

@@ -158,7 +158,7 @@ class StageRunner:
             random_before = random_state()
             self._taught.become(run.accord.from_main(lambda: find_taught(run, self._open, self._pieces, self._asked)))
             self.state.reference = self._taught.header["taught"]
-            restore_random_state(random_before)  # the teacher has been built
+            restore_random_state(random_before)  # the teacher has been built, on one rank
             free_memory(run.runtime.device)
         if self._answers is not None and self._answers.writing.reference:
             self._answers.reference = find_model(run, self._open)

@@ -139,6 +139,26 @@ def test_what_a_kill_leaves_of_the_asking_is_gone_on_with(folder, capsys, monkey
     assert kept("whole").read_bytes() == kept("parts").read_bytes()
 
 
+def test_a_kill_between_the_asking_and_the_first_step_changes_nothing(folder, capsys, monkeypatch):
+    """The run that goes on opens the teacher, to know that it is the same, and asks it nothing."""
+    run(capsys, "whole")
+    original = stage.StageRunner.step
+
+    def killed(self, batch):
+        if self.name == "learn":
+            raise KeyboardInterrupt
+        return original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.StageRunner, "step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(capsys, "parts")
+    seen = counting(monkeypatch)
+    run(capsys, "parts")
+    assert seen == []
+    assert compare_runs(Path("whole"), Path("parts")) == []
+
+
 def read_keys(out):
     from lmplay.engine.taught import read_taught
 
@@ -244,8 +264,9 @@ def test_the_learning_rate_is_looked_for_with_the_teacher(folder, capsys):
 @pytest.mark.skipif(os.name == "nt", reason="forked processes")
 def test_two_processes_find_what_one_finds(folder):
     flags = [*TINY, *FLAGS, "--batch-size", "5", "--dropout", "0", "--mini-batch-size", "2"]
-    for size, out in ((1, "one"), (2, "two")):
-        codes, outputs, complaints = several.train(size, *flags, "--out-dir", out)
+    for size, out, *more in ((1, "one"), (2, "two"), (2, "shared", "--shard", "on")):
+        codes, outputs, complaints = several.train(size, *flags, "--out-dir", out, *more)
         assert codes == [0] * size, (outputs, complaints)
     for name in ("loss", "teacher_kl", "teacher_agreement", "teacher_loss"):
-        assert statistics("two")["columns"][name] == pytest.approx(statistics("one")["columns"][name], rel=1e-3, abs=1e-4), name
+        for out in ("two", "shared"):
+            assert statistics(out)["columns"][name] == pytest.approx(statistics("one")["columns"][name], rel=1e-3, abs=1e-4), name
