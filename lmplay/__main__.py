@@ -9,7 +9,7 @@ from .errors import nearest
 
 PROGRAMS = {"trainer": ("train", "train a model from a plan"), "plotstats": ("plotstats", "draw and compare what was trained"),
             "generator": ("generate", "write texts with a model"), "export": ("export", "write a model for other programs"),
-            "eval": ("evaluate", "judge models by data sets")}
+            "eval": ("evaluate", "judge models by data sets"), "checkpoint": ("tools", "convert, verify, average and show states")}
 
 
 def main() -> int:

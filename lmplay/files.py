@@ -1,4 +1,7 @@
-"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks."""
+"""Writing files atomically, so that the old or the new one is always whole; checking folders and disks.
+
+A state of a run is a file, or a folder of shards with a file :data:`STATE`; what is said here of states holds for both.
+"""
 from __future__ import annotations
 
 import errno
@@ -16,6 +19,8 @@ from .errors import UserError
 from .signals import unfinished
 
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
+STATE = "state.lmp"
+"""The file of a folder of shards that has all but the shards."""
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
 
 
@@ -34,16 +39,29 @@ def check_is_file(path: Path) -> None:
         raise NotAFile(errno.EINVAL, f"it is a {kind}, not a file")
 
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: Callable[[Path], None] | None = None) -> None:
+def is_state(path: Path) -> bool:
+    """Tell whether a path is a file, or a folder of shards, be it a damaged one."""
+    return path.is_file() or (path / STATE).is_file() or any(path.glob("shard-*.safetensors"))
+
+
+def check_is_state(path: Path) -> None:
+    """Check that a path is a file, a folder of shards, or not there at all; raises :class:`NotAFile`."""
+    if not is_state(path):
+        check_is_file(path)
+
+
+def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: Callable[[Path], None] | None = None,
+                 check: Callable[[Path], None] = check_is_file) -> None:
     """Write a file under a temporary name, sync it, rename it over the old one and sync the folder.
 
     :param path: the file to create or to replace.
+    :param check: refuses to replace what has this name.
     :param write: writes all of the contents into the open temporary file (binary).
     :param before_rename: called with the complete temporary file, while the old file still has its name.
     :raises OSError: when the disk is full, the folder is not writable, or something else than a file has this name; the old file is untouched then.
     """
-    check_is_file(path)
-    temporary = _temporary(path)
+    check(path)
+    temporary = temporary_name(path)
     unfinished.add(str(temporary))
     try:
         with open(temporary, "wb") as file:
@@ -52,7 +70,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
             os.fsync(file.fileno())
         if before_rename is not None:
             before_rename(temporary)
-        os.replace(temporary, path)
+        put(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -67,21 +85,88 @@ def write_text(path: Path, text: str) -> None:
 
 
 def link_atomic(path: Path, other: Path) -> None:
-    """Link a file to a second name on the same disk, replacing the file that had it; copy the file where links are not supported."""
-    check_is_file(other)
-    temporary = _temporary(other)
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:
-        with open(path, "rb") as source:
-            return write_atomic(other, lambda file: shutil.copyfileobj(source, file))
-    try:
-        os.replace(temporary, other)
-    except BaseException:
+    """Link a state to a second name on the same disk, replacing the one that had it; copy files where links are not supported."""
+    check_is_state(other)
+    temporary = temporary_name(other)
+    if path.is_dir():
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+    else:
         temporary.unlink(missing_ok=True)
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            _link(file, temporary / file.name if path.is_dir() else temporary)
+        if path.is_dir():
+            sync_folder(temporary)
+        put(temporary, other)
+    except BaseException:
+        remove(temporary)
         raise
     sync_folder(other.parent)
+
+
+def _link(path: Path, new: Path) -> None:
+    """Link a file to a new name, or copy and sync it where links are not supported."""
+    try:
+        os.link(path, new)
+    except OSError:
+        with open(path, "rb") as source, open(new, "wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+
+
+def put(new: Path, path: Path) -> None:
+    """Give a file or a folder a name that another one may have, which is removed.
+
+    Only a file takes the place of a file in one step: else there is nothing of that name for an instant.
+    """
+    if not (path.is_dir() or (new.is_dir() and path.exists())):
+        os.replace(new, path)
+        return
+    aside = _aside(path)
+    os.replace(path, aside)
+    try:
+        os.replace(new, path)
+    except OSError:
+        os.replace(aside, path)
+        raise
+    _erase(aside)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there; a folder gets a temporary name first, so that half of it is never taken for the whole."""
+    if path.is_dir() and not path.is_symlink():
+        aside = _aside(path)
+        os.replace(path, aside)
+        path = aside
+    _erase(path)
+
+
+def _aside(path: Path) -> Path:
+    """Return the temporary name of what is being removed."""
+    aside = temporary_name(path.with_name(f"{path.stem}.removed{path.suffix}"))
+    _erase(aside)
+    return aside
+
+
+def _erase(path: Path) -> None:
+    """Remove a file or a folder that nobody looks for."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)  # what is left of it has a temporary name
+    else:
+        path.unlink(missing_ok=True)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Identify what a name leads to: links to a file have the same identity, and folders of shards that are linked to each other."""
+    stat = (path / STATE if (path / STATE).is_file() else path).stat()
+    return stat.st_dev, stat.st_ino
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of the files of a folder."""
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def open_new_or_file(path: Path) -> int:
@@ -114,7 +199,7 @@ def remove_leftovers(folder: Path, ours: Callable[[str], bool], age: float = 0) 
         if found and ours(found["name"]) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
             with suppress(FileNotFoundError):
                 if not age or time.time() - path.stat().st_mtime > age:
-                    path.unlink()
+                    _erase(path)
 
 
 def is_alive(pid: int) -> bool:
@@ -164,9 +249,9 @@ def make_folder(path: Path, what: str) -> Path:
     return path
 
 
-def _temporary(path: Path) -> Path:
-    """Return the temporary name of a file while it is written; :data:`_TEMPORARY` matches it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def temporary_name(path: Path, pid: int | None = None) -> Path:
+    """Return the temporary name of a file or a folder while a process (None = this one) writes it; :data:`_TEMPORARY` matches it."""
+    return path.with_name(f".{path.name}.{pid or os.getpid()}.tmp")
 
 
 def sync_folder(folder: Path) -> None:

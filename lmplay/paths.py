@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from .errors import UserError
+from .files import is_state
 
 
 def in_folder(name: str, folder: str | Path) -> Path:
@@ -18,9 +19,15 @@ def in_folder(name: str, folder: str | Path) -> Path:
     :param folder: the output folder.
     :return: the path; one in the current folder where there is such a file and none in `folder`: earlier versions put it there.
     """
+    name = plain(name)
     path = Path(name).expanduser()
     there = Path(folder).expanduser() / path
-    return path if os.path.dirname(name) or (path.is_file() and not there.exists()) else there
+    return path if os.path.dirname(name) or (is_state(path) and not there.exists()) else there
+
+
+def plain(name: str) -> str:
+    """Leave out what a shell adds to the name of a folder when it completes it."""
+    return name.rstrip("/\\") or name
 
 
 def walk_files(root: Path) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import warm
 
+from lmplay.checkpoints.format import read
 from lmplay.generate.__main__ import main as generator
 from lmplay.train.__main__ import main
 
@@ -63,7 +64,8 @@ def differences(left, right, where="") -> list[str]:
 
 
 def load(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
+    """Read a state: a file with torch alone."""
+    return read(path) if path.is_dir() else torch.load(path, weights_only=True)
 
 
 def compare_runs(left: Path, right: Path) -> list[str]:

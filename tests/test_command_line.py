@@ -14,9 +14,11 @@ from lmplay.export.__main__ import main as export
 from lmplay.generate.__main__ import main as generate
 from lmplay.plan.options import BASIC, FLAGS
 from lmplay.plotstats.__main__ import main as plot
+from lmplay.tools.__main__ import main as checkpoint
 from lmplay.train.__main__ import main as train
 
-PROGRAMS = {"lmp_trainer": train, "lmp_plotstats": plot, "lmp_generator": generate, "lmp_export": export, "lmp_eval": evaluate}
+PROGRAMS = {"lmp_trainer": train, "lmp_plotstats": plot, "lmp_generator": generate, "lmp_export": export, "lmp_eval": evaluate,
+            "lmp_checkpoint": checkpoint}
 
 
 def said(capsys, main, *arguments):
@@ -71,7 +73,7 @@ def module(*arguments):
 
 def test_the_package_is_a_program_too():
     assert module("--version").stdout == f"lmplay {__version__}\n"
-    assert all(name in module().stdout for name in ("trainer", "plotstats", "generator", "export", "eval"))
+    assert all(name in module().stdout for name in ("trainer", "plotstats", "generator", "export", "eval", "checkpoint"))
     assert module("trainer", "--version").stdout == f"lmp_trainer {__version__}\n"
     assert module("lmp_generator", "--prompt", "a", "--model", "nowhere.lmp").returncode == 2
     wrong = module("triner")

@@ -16,6 +16,8 @@ from lmplay.generate.command import _parser as generator_flags
 from lmplay.plan.load import load_plan
 from lmplay.plotstats.__main__ import main as plot
 from lmplay.plotstats.command import _build_parser as plot_flags
+from lmplay.tools.__main__ import main as checkpoint
+from lmplay.tools.command import _parser as checkpoint_flags
 from lmplay.train.__main__ import main as train
 from lmplay.train.flags import _build_parser as trainer_flags
 
@@ -53,6 +55,7 @@ def finished(tmp_path_factory):
         patch.delenv("LMP_DATASETS", raising=False)
         for name in ("mine", "plain_s0", "dropout_s0", "gpt2ish_tiny_model"):
             assert train([*TINY, "--training-plan", "short.json", "--model", name, "--batch-size", "5", "--quiet"]) == 0
+        assert checkpoint(["convert", "mine", "folder"]) == 0
     return folder
 
 
@@ -82,6 +85,8 @@ def test_every_command_is_taken(reader, capsys, monkeypatch, command):
             eval_flags().read(arguments)
             return
         code = evaluate([*arguments, "--device", "cpu"])
+    elif program == "lmp_checkpoint":
+        code = checkpoint([*arguments, *(["--overwrite"] if arguments[0] in ("convert", "average") else [])])
     elif program == "lmp_generator":
         monkeypatch.setattr("sys.stdin", io.StringIO("The\n"))
         code = generate([*arguments, "--max-tokens", "2"])
@@ -127,7 +132,8 @@ def test_every_flag_that_is_named_exists(page):
     def options(parser: Parser) -> set[str]:
         return {option for action in parser._actions for option in action.option_strings}
 
-    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags()) | options(export_flags()) | options(eval_flags())
+    known = options(trainer_flags()) | options(generator_flags()) | options(plot_flags()) | options(export_flags()) | options(eval_flags()) \
+        | options(checkpoint_flags())
     spans = [span for span in re.findall(r"`([^`\n]+)`", PAGES[page]) if span.startswith(("--", "lmp_"))]
     spans += [line for _, language, text in BLOCKS if _ == page and language in ("", "bash") for line in text.splitlines() if line.startswith("lmp_")]
     named = {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}

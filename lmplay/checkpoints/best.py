@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from ..files import link_atomic
-from .format import stage_file, write
+from .format import Write, stage_file, write
 
 NAME = "best"
 
 
-def write_best(path: Path, content: dict[str, Any], stage: str | None, cancelled: Callable[[], bool] = lambda: False) -> None:
+def write_best(path: Path, content: dict[str, Any], stage: str | None, cancelled: Callable[[], bool] = lambda: False,
+               how: Write | None = None) -> None:
     """Write the best state, of all components, and link it as that of `stage`, the stage that it belongs to, if that one may end early.
 
     :param path: NAME.lmp.
     :param cancelled: called between chunks; True cancels the write.
+    :param how: writes the state; None = as a file.
     :raises OSError: when the file cannot be written; the old one is whole then.
     """
-    write(best_file(path), content, cancelled=cancelled)
+    (how or write)(best_file(path), content, None, cancelled)
     if stage is not None:
         link_atomic(best_file(path), best_file(path, stage))
 

@@ -1,25 +1,28 @@
 """The .lmp file: a dictionary of plain values and tensors.
 
 It is the zip archive that `torch.save` writes, with a checksum of all bytes before it as the archive's comment: `torch.load(…, weights_only=True)` reads it.
+A folder of shards (:mod:`.folder`) is read as if it were such a file.
 """
 from __future__ import annotations
 
 import errno
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-import xxhash
 from torch import nn
 
 from .. import __version__
 from ..component import Component
 from ..data.sentences import RULES
 from ..errors import UserError
-from ..files import NotAFile, check_is_file, write_atomic
+from ..files import STATE, NotAFile, check_is_state, put, sync_folder, temporary_name, write_atomic
+from .folder import Divided, File, are_right, join, with_shards
+from .hashed import Hashed, hash_file
+from .pieces import memory_of
 from .schema import check_archive, check_components, check_content
 
 FORMAT = 1
@@ -31,11 +34,10 @@ _COMMENT = len(_MARK) + 32
 _NO_COMMENT = b"\0\0"
 # The last record of an archive without a comment.
 _END, _END_SIZE = b"PK\5\6", 22
-_CHUNK = 1 << 23  # bytes that are read or written at once; a write can be cancelled between two chunks
 
 
-class Cancelled(OSError):
-    """The write was cancelled before the file was complete."""
+Write = Callable[[Path, dict[str, Any], Callable[[Path], None] | None, Callable[[], bool]], None]
+"""Writes a state: takes what :func:`write` takes."""
 
 
 class Damaged(UserError):
@@ -60,7 +62,24 @@ def write(path: Path, content: dict[str, Any], before_rename: Callable[[Path], N
     :param cancelled: called between chunks; True cancels the write.
     :raises OSError: when the file cannot be written; :class:`Cancelled` when the write was cancelled. The old file is untouched then.
     """
-    write_atomic(path, lambda file: _write(content, file, cancelled), before_rename)
+    write_atomic(path, lambda file: _write(content, file, cancelled), before_rename, check_is_state)
+
+
+def write_folder(path: Path, divided: Divided, files: Mapping[str, File], before_rename: Callable[[Path], None] | None = None,
+                 cancelled: Callable[[], bool] = lambda: False) -> None:
+    """Complete a folder of shards under its temporary name, and rename it over the old state.
+
+    :param files: the files of shards, which are in it and synced.
+    :param before_rename: see :func:`write`; called with the complete folder.
+    :raises OSError: see :func:`write`.
+    """
+    check_is_state(path)
+    folder = temporary_name(path)
+    write(folder / STATE, with_shards(divided, files), cancelled=cancelled)
+    if before_rename is not None:
+        before_rename(folder)
+    put(folder, path)
+    sync_folder(path.parent)
 
 
 def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> dict[str, Any]:
@@ -92,17 +111,20 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
     :raises UserError: when the file cannot be read.
     """
     try:
-        check_is_file(path)
+        check_is_state(path)
         if check and verify(path) is False:
             raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay (its checksum is wrong). {advice}")
-        check_archive(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        check_content(content, path.stat().st_size)
+        is_folder = path.is_dir()
+        content = _read_archive(path / STATE if is_folder else path, mmap)
+        if is_folder:
+            content = join(path, content, lazily=mmap)
+        elif isinstance(content, dict) and "shards" in content:
+            raise UserError(f"model {path}: is a part of a state in shards; give the folder, {path.parent}.")
         if isinstance(content, dict) and content.get("format") == FORMAT:
             check_components(content)
-    except (PermissionError, FileNotFoundError, NotAFile) as error:
-        raise UserError(f"model {path}: cannot be read ({error.strerror}).") from None
     except OSError as error:
+        if isinstance(error, (PermissionError, FileNotFoundError, NotAFile)) and not (path.is_dir() and isinstance(error, FileNotFoundError)):
+            raise UserError(f"model {path}: cannot be read ({error.strerror}).") from None
         raise Damaged(f"model {path}: cannot be read ({error.strerror or error}). {advice}") from None
     except UserError:
         raise
@@ -116,10 +138,28 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
 
 
 def verify(path: Path) -> bool | None:
-    """Tell whether a file's checksum is right; None for an archive without one (written by torch.save or lmplay 0.1).
+    """Tell whether the checksums of a state are right; None for an archive without one (written by torch.save or lmplay 0.1).
 
-    :raises OSError: when the file cannot be read.
+    :raises OSError: when a file cannot be read.
     """
+    if not path.is_dir():
+        return _verify_archive(path)
+    try:
+        return bool(_verify_archive(path / STATE)) and are_right(path, _read_archive(path / STATE, mmap=True))
+    except ValueError:
+        return False
+
+
+def _read_archive(path: Path, mmap: bool) -> Any:
+    """Read a file; raises all that damaged bytes can raise."""
+    check_archive(path)
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    check_content(content, path.stat().st_size)
+    return content
+
+
+def _verify_archive(path: Path) -> bool | None:
+    """Verify a file, see :func:`verify`."""
     with open(path, "rb", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size < _END_SIZE + _COMMENT:
@@ -130,12 +170,7 @@ def verify(path: Path) -> bool | None:
         if not comment.startswith(_MARK):
             return None if tail[-_END_SIZE:].startswith(_END) and tail.endswith(_NO_COMMENT) else False
         file.seek(0)
-        checksum = xxhash.xxh3_128()
-        left = size - _COMMENT - len(_NO_COMMENT)
-        buffer = memoryview(bytearray(min(_CHUNK, left)))
-        while left and (count := file.readinto(buffer[:left])):
-            checksum.update(buffer[:count])
-            left -= count
+        checksum = hash_file(file, size - _COMMENT - len(_NO_COMMENT))
     checksum.update(_NO_COMMENT)  # as torch has written it
     return comment == _MARK + checksum.hexdigest().encode() and tail[:_END_SIZE].endswith(_COMMENT.to_bytes(2, "little"))
 
@@ -165,11 +200,11 @@ def content_bytes(content: dict[str, Any]) -> int:
 
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of all tensors in nested values; memory that several share counts once."""
-    storages: dict[int, int] = {}
+    storages: dict[Any, int] = {}
 
     def visit(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            storages.update([memory_of(value)])
         elif isinstance(value, dict):
             list(map(visit, value.values()))
         elif isinstance(value, (list, tuple)) and not isinstance(next(iter(value), None), (int, float, str)):  # columns of numbers can be long
@@ -179,32 +214,9 @@ def tensor_bytes(value: Any) -> int:
     return sum(storages.values())
 
 
-class _Hashed:
-    """A file that hashes what is written to it."""
-
-    def __init__(self, file: IO[bytes], cancelled: Callable[[], bool]):
-        self._file, self._cancelled = file, cancelled
-        self.hash = xxhash.xxh3_128()
-
-    def write(self, data: Any) -> int:
-        """Write bytes; raises :class:`Cancelled`."""
-        view = memoryview(data)
-        for start in range(0, len(view), _CHUNK):
-            if self._cancelled():
-                raise Cancelled(errno.ECANCELED, "cancelled")
-            part = view[start:start + _CHUNK]
-            self._file.write(part)
-            self.hash.update(part)
-        return len(view)
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._file.flush()
-
-
 def _write(content: dict[str, Any], file: IO[bytes], cancelled: Callable[[], bool]) -> None:
     """Write the content and the checksum; raises OSError, also where torch's writer turns one (such as a full disk) into a RuntimeError."""
-    hashed = _Hashed(file, cancelled)
+    hashed = Hashed(file, cancelled)
     try:
         torch.save(content, hashed)  # type: ignore[arg-type]
     except RuntimeError as error:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import link_atomic, make_folder, sync_folder
+from ..files import identity, is_state, link_atomic, make_folder, remove, sync_folder
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..stats.writing import read_stats
@@ -30,7 +30,8 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
     with suppress(Damaged):
         if path.exists() and (found is None or found.path != path):  # it will get another name
             refuse_as_newest(path, read(path, mmap=True, check=False))
-    files = [file for file in rotation.existing(path, [*stages, *best_names(stages)]) if file != path and (found is None or not file.samefile(found.path))]
+    there = rotation.existing(path, [*stages, *best_names(stages)])
+    files = [file for file in there if file != path and (found is None or identity(file) != identity(found.path))]
     refuse_others(path, files, found.content if found is not None else None, settings.reset_history or settings.resume != "latest")
     return found
 
@@ -44,10 +45,10 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | No
         except Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
     chosen = best if settings.resume == "best" else settings.found(settings.resume)
-    if not chosen.is_file():
+    if not is_state(chosen):
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
         raise UserError(f"--resume {settings.resume}: there is no file {chosen}; {hint}.")
-    if path.exists() and path.samefile(chosen):
+    if path.exists() and identity(path) == identity(chosen):
         chosen = path
     try:
         return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model)))
@@ -130,8 +131,8 @@ def _step_back(path: Path, found: Found, to_come: list[str]) -> Path | None:
     _set_adapters_aside(path, kept, names)
     # Older states are later than the one that the run resumes from, and those of another run are none of this one's: they are kept under their new names.
     for file in (*rotation.previous(path).values(), *(() if same_run else there)):
-        if file != path and file.exists() and not file.samefile(found.path):
-            file.unlink()
+        if file != path and file.exists() and identity(file) != identity(found.path):
+            remove(file)
     return kept if there else None
 
 

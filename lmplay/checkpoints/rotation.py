@@ -1,7 +1,7 @@
 """The files of a model: the newest state, the older ones beside it, and which of them a run resumes from.
 
 NAME.lmp is the newest state, NAME.prev-1.lmp the one before it, and so on; NAME.STAGE.lmp is the newest state of a stage. A damaged file is renamed to
-NAME.damaged-1.lmp, and the model that `--reset-history` replaces to NAME.old-1.lmp.
+NAME.damaged-1.lmp, and the model that `--reset-history` replaces to NAME.old-1.lmp. Each of them is a file, or a folder of shards.
 """
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import check_free_bytes, link_atomic, remove_leftovers
+from ..files import check_free_bytes, identity, link_atomic, put, remove, remove_leftovers, size_of
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
 from .base import FINISHED, with_base
-from .format import Damaged, content_bytes, load, stage_file, write
+from .format import Damaged, Write, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
 
@@ -31,13 +31,21 @@ class Found:
     damaged: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, cancelled: Callable[[], bool] = lambda: False) -> None:
+def write_checked(path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None, cancelled: Callable[[], bool]) -> None:
+    """Write a state as a file, where there is room for it; raises OSError, see :func:`lmplay.checkpoints.format.write`."""
+    check_free_bytes(path.parent, content_bytes(content))
+    write(path, content, before_rename, cancelled)
+
+
+def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, cancelled: Callable[[], bool] = lambda: False,
+         how: Write | None = None) -> None:
     """Write the newest state, rotate the older ones, and link the newest as the stage's.
 
     :param path: NAME.lmp.
     :param stage: the stage whose newest state this is; None = no stage's.
     :param keep: number of older states to keep.
     :param cancelled: called between chunks; True cancels the write.
+    :param how: writes the state; None = as a file.
     :raises OSError: when the file cannot be written; those that were there are whole.
     """
     def link_and_rotate(new: Path) -> None:
@@ -45,11 +53,10 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
             link_atomic(new, stage_file(path, stage))
         _rotate(path, keep)
 
-    check_free_bytes(path.parent, content_bytes(content))
-    write(path, content, link_and_rotate, cancelled)
+    (how or write_checked)(path, content, link_and_rotate, cancelled)
     for number, old in previous(path).items():
         if number > keep:
-            old.unlink()
+            remove(old)
 
 
 def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
@@ -126,7 +133,7 @@ def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) ->
     :param keep: number of older states to keep.
     """
     count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
-    there = {(stat.st_dev, stat.st_ino): stat.st_size for stat in (other.stat() for other in existing(path, stages))}
+    there = {identity(other): size_of(other) for other in existing(path, stages)}
     try:
         check_free_bytes(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
     except OSError as error:
@@ -158,16 +165,16 @@ def free_name(path: Path, why: str) -> Path:
 def _rotate(path: Path, keep: int) -> None:
     """Rotate the prev-N files: prev-1 becomes prev-2 and so on, up to the first free number, and NAME.lmp is linked as prev-1."""
     before = previous(path)
-    if not keep or not path.exists() or (1 in before and path.samefile(before[1])):
+    if not keep or not path.exists() or (1 in before and identity(path) == identity(before[1])):
         return
     gap = next((number for number in range(1, keep) if number not in before), keep)
     for number in range(gap - 1, 0, -1):
-        before[number].replace(stage_file(path, f"prev-{number + 1}"))
+        put(before[number], stage_file(path, f"prev-{number + 1}"))
     newest = stage_file(path, "prev-1")
-    newest.unlink(missing_ok=True)  # exists only with keep = 1
+    remove(newest)  # exists only with keep = 1
     try:
         os.link(path, newest)
-    except OSError:  # no links here: for an instant there is no NAME.lmp, and a run that is killed then resumes from prev-1
+    except OSError:  # a folder, or no links here: for an instant there is no NAME.lmp, and a run that is killed then resumes from prev-1
         path.replace(newest)
 
 

@@ -1,6 +1,6 @@
 """Saving: the state is copied between two steps, and the copy is written by a thread while training goes on.
 
-This is the only place where state is copied.
+This is the only place where state is copied.  States are files, or folders of shards that all ranks write together.
 """
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +20,12 @@ import torch
 
 from ..modules.sharded import is_sharded
 from . import rotation
-from .best import write_best
-from .format import Cancelled
+from .best import best_file, write_best
+from .folder import Divided, File, divide
+from .format import write_folder
+from .hashed import Cancelled
 from .staging import Staging
+from .writers import Job, Writers
 
 _NICENESS = 10  # a thread with it gets about a tenth of a core where all are busy (sched(7))
 _PLAIN = {int, float, str, bool, type(None)}
@@ -115,17 +119,25 @@ def _n_bytes(value: Any) -> int:
     """Count the bytes of the tensors in nested values."""
     if isinstance(value, torch.Tensor):
         return value.nbytes
+    if isinstance(value, Divided):
+        return _n_bytes([value.rest, *(part.rows for part in value.own.values())])
     return sum(map(_n_bytes, value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()))
 
 
 @dataclass(frozen=True)
 class _Best:
-    """A copy of the best state, with the buffers that it is in: on the CPU, or where the state is."""
+    """A copy of the best state, or of this rank's part of it, with the buffers that it is in: on the CPU, or where the state is."""
 
-    content: dict[str, Any]
+    content: dict[str, Any] | Divided
     stage: str | None
     copier: Copier
     is_on_cpu: bool = True
+
+
+def _complete(divided: Divided, files: Mapping[str, File], path: Path, content: dict[str, Any], before_rename: Callable[[Path], None] | None,
+              cancelled: Callable[[], bool]) -> None:
+    """Make a folder of shards a state; a :data:`lmplay.checkpoints.format.Write`."""
+    write_folder(path, divided, files, before_rename, cancelled)
 
 
 class Saver:
@@ -133,16 +145,19 @@ class Saver:
 
     A save writes the statistics first, then the best state, then the checkpoint. A run that is killed in between repeats the steps since the checkpoint
     before, finds the same best state again, and so leaves the same files.
+
+    With `writers` states are folders of shards: all ranks make the same calls, and each copies and writes its own part; what is said and decided is rank 0's.
     """
 
-    def __init__(self, path: Path, keep: int, collect: Collect | None = None):
+    def __init__(self, path: Path, keep: int, collect: Collect | None = None, writers: Writers | None = None):
         """
         :param path: NAME.lmp.
         :param keep: number of older states to keep.
-        :param collect: gathers a sharded tensor, see :meth:`lmplay.device.ranks.Ranks.collect`.
+        :param collect: gathers a sharded tensor, see :meth:`lmplay.device.ranks.Ranks.collect`; where states are files.
+        :param writers: where states are folders.
         """
         self.failed = 0  # saves in a row
-        self._path, self._keep, self._collect = path, keep, collect
+        self._path, self._keep, self._collect, self._writers = path, keep, collect, writers
         self._staging = Staging()
         self._copier = Copier(self._staging, collect)
         self._best: _Best | None = None  # the best state since the last save
@@ -159,6 +174,11 @@ class Saver:
         """Whether a state is being written."""
         return not self._idle.is_set()
 
+    @property
+    def writes_folders(self) -> bool:
+        """Whether states are folders of shards."""
+        return self._writers is not None
+
     def keep_best(self, content: dict[str, Any], stage: str | None, has_room: Callable[[int], bool] = lambda n_bytes: False) -> None:
         """Copy the best state so far, to be written with the next save: the disk is written to no more often than the run saves.
 
@@ -170,18 +190,19 @@ class Saver:
         :raises OSError: when there is no memory for the copy.
         """
         before, self._best = self._best, None  # what it was is overwritten
-        if self._collect is None and (not before.is_on_cpu if before is not None else has_room(_n_bytes(content))):
+        mine, is_gathered = self._divided(content), self._collect is not None and self._writers is None
+        if not is_gathered and (not before.is_on_cpu if before is not None else has_room(_n_bytes(mine))):
             copier = Copier(None) if before is None else before.copier
             with suppress(torch.OutOfMemoryError):
-                self._best = _Best(copier(content), stage, copier, is_on_cpu=False)
+                self._best = _Best(copier(mine), stage, copier, is_on_cpu=False)
                 return
             before = None
         with self._copying():
             copier = self._free_copier() if before is None else before.copier
-            self._best = _Best(copier(content), stage, copier)
+            self._best = _Best(copier(mine), stage, copier)
 
     def send(self, content: dict[str, Any]) -> None:
-        """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded."""
+        """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded. Not for folders of shards."""
         if self._collect is not None:
             _send(content, self._collect, set())
 
@@ -204,11 +225,11 @@ class Saver:
         """
         self.wait()
         try:
-            with self._copying():
-                content, record = self._copier((content, record))
-                if self._best is not None:
-                    self._unwritten_best, self._best = self._on_cpu(self._best), None
+            copied, record = self._copy(content, record)
         except OSError as error:
+            if self._writers is not None:
+                self._start(partial(self._refuse, error, failed))
+                return
             self._result, self.failed = False, self.failed + 1
             failed(error)
             return
@@ -217,7 +238,7 @@ class Saver:
             started = time.monotonic()
             before(record)
             try:
-                self._write(content, stage)
+                self._write(copied, stage)
             except Cancelled:
                 return False
             except OSError as error:
@@ -226,6 +247,62 @@ class Saver:
             saved(record, time.monotonic() - started)
             return True
 
+        self._start(write)
+
+    def save_part(self, content: dict[str, Any], written: bool) -> None:
+        """Copy this rank's part of what rank 0 saves at the same time, and write it in a thread; where states are folders, on other ranks than rank 0.
+
+        :param content: of the components that have a part.
+        :param written: whether rank 0 has written the state before.
+        :raises BaseException: what the save before has raised.
+        """
+        self.wait()
+        if written:
+            self._best_is_written()
+        try:
+            copied, _ = self._copy(content, None)
+        except OSError as error:
+            self._start(partial(self._refuse, error, lambda error: None))
+            return
+
+        def write() -> bool:
+            assert self._writers is not None
+            with suppress(OSError):  # rank 0 has gone, which ends the run
+                self._writers.write(self._jobs(copied), lambda: self._cancel)
+            return True
+
+        self._start(write)
+
+    def _copy(self, content: dict[str, Any], record: Record) -> tuple[dict[str, Any] | Divided, Record]:
+        """Copy a state, or this rank's part of it; the best state is the next to be written. Raises OSError when there is no memory for it."""
+        with self._copying():
+            copied: tuple[dict[str, Any] | Divided, Record] = self._copier((self._divided(content), record))
+            if self._best is not None:
+                self._unwritten_best, self._best = self._on_cpu(self._best), None
+        return copied
+
+    def _divided(self, content: dict[str, Any]) -> dict[str, Any] | Divided:
+        """Give what this rank writes of a state."""
+        return content if self._writers is None else divide(content, self._writers.rank, self._writers.size)
+
+    def _refuse(self, error: OSError, failed: Callable[[OSError], None]) -> bool:
+        """Take part in a save of which this rank has no copy: it fails for all."""
+        assert self._writers is not None
+        try:
+            self._writers.write([], lambda: self._cancel, error)
+        except OSError as fault:
+            failed(fault)
+        finally:
+            self._clear()
+        return False
+
+    def _clear(self) -> None:
+        """Remove the folders that were not completed."""
+        if self._writers is not None:
+            self._writers.clear([best_file(self._path), self._path])
+
+    def _start(self, write: Callable[[], bool]) -> None:
+        """Write in a thread."""
         self._idle.clear()
         try:
             threading.Thread(target=self._run, args=(write, True), name="lmplay-save").start()
@@ -246,7 +323,7 @@ class Saver:
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if self._collect is not None:
+            if self._collect is not None and self._writers is None:
                 raise
             self._staging.drop()
             self._copier, self._spare = Copier(self._staging), None
@@ -273,13 +350,43 @@ class Saver:
             self._cancel = True
             raise
 
-    def _write(self, content: dict[str, Any], stage: str) -> None:
+    def _write(self, content: dict[str, Any] | Divided, stage: str) -> None:
         """Write the best state, if there is a new one, then the newest."""
+        best = self._unwritten_best
+        if isinstance(content, Divided):
+            self._write_folders(content, stage)
+        else:
+            if best is not None:
+                assert not isinstance(best.content, Divided)
+                write_best(self._path, best.content, best.stage, lambda: self._cancel)
+                self._best_is_written()
+            rotation.save(self._path, content, stage, self._keep, lambda: self._cancel)
+
+    def _best_is_written(self) -> None:
+        """Forget the best state, and keep its buffers for the next one where that pays."""
         if self._unwritten_best is not None:
-            write_best(self._path, self._unwritten_best.content, self._unwritten_best.stage, lambda: self._cancel)
             copier, self._unwritten_best = self._unwritten_best.copier, None
             self._spare = copier if copier.is_slow_to_allocate else None
-        rotation.save(self._path, content, stage, self._keep, lambda: self._cancel)
+
+    def _write_folders(self, content: Divided, stage: str) -> None:
+        """Write both with the other ranks."""
+        assert self._writers is not None
+        jobs, best = self._jobs(content), self._unwritten_best
+        try:
+            files = self._writers.write(jobs, lambda: self._cancel)
+            writes = {path: partial(_complete, divided, files[path]) for path, divided in jobs if path in files}
+            path = best_file(self._path)
+            if best is not None and path in writes:
+                write_best(self._path, jobs[0][1].rest, best.stage, lambda: self._cancel, writes[path])
+            rotation.save(self._path, content.rest, stage, self._keep, lambda: self._cancel, writes[self._path])
+            self._best_is_written()  # not before: the other ranks hear of the save as a whole
+        finally:
+            self._clear()
+
+    def _jobs(self, content: dict[str, Any] | Divided) -> list[Job]:
+        """List the states to write, in order: the best one, if there is a new one, and the newest."""
+        best = [] if self._unwritten_best is None else [(best_file(self._path), self._unwritten_best.content)]
+        return [(path, part) for path, part in (*best, (self._path, content)) if isinstance(part, Divided)]
 
     def _run(self, write: Callable[[], bool], in_thread: bool) -> None:
         """Write, in a thread with a low priority, so that the steps come first; keep the result for :meth:`wait`."""

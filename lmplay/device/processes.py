@@ -4,6 +4,7 @@ Imports torch, and the ground. The processes are started by torchrun, or by anyt
 """
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -75,6 +76,33 @@ class Processes(Ranks):
         self._watcher = threading.Thread(target=self._watch, name="lmplay-ranks", daemon=True)
         self._watcher.start()
 
+    @property
+    def main_pid(self) -> int:
+        """See :meth:`Ranks.main_pid`."""
+        return self.members[0][1]
+
+    def post(self, key: str, text: str) -> None:
+        """See :meth:`Ranks.post`."""
+        try:
+            self._store.set(f"{key}/{self.rank}", text)
+        except RuntimeError as error:
+            raise OSError(errno.ECONNABORTED, _first_line(error)) from None
+
+    def posted(self, key: str) -> list[str] | None:
+        """See :meth:`Ranks.posted`."""
+        keys = [f"{key}/{rank}" for rank in range(1, self.size)]
+        try:
+            if not self._store.check(keys):
+                if self.knows.is_set():
+                    raise OSError(errno.ECONNABORTED, "other processes have gone")
+                return None
+            texts = [self._store.get(one).decode() for one in keys]
+            for one in keys:
+                self._store.delete_key(one)
+        except RuntimeError as error:
+            raise OSError(errno.ECONNABORTED, _first_line(error)) from None
+        return texts
+
     def begin(self, device: torch.device, module: nn.Module) -> None:
         """See :meth:`Ranks.begin`; of a model that is sharded, all that have the same part get that of the first of them."""
         if self._data is None:
@@ -86,6 +114,19 @@ class Processes(Ranks):
                 elif self._copies is not None:
                     dist.broadcast(tensor.to_local(), group_src=0, group=self._copies)  # type: ignore[attr-defined]
 
+    def part(self, per_node: bool) -> tuple[int, int]:
+        """See :meth:`Ranks.part`.
+
+        :raises UserError: when the machines have different numbers of processes.
+        """
+        if not per_node:
+            return self.rank, self.size
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or [host for host, _ in self.members].count(self.members[self.rank][0])
+        places = self.exchange((here, self.local_rank))
+        if self.size % here or places != [(here, number % here) for number in range(self.size)]:
+            raise UserError("--shard node: each machine needs the same number of processes, numbered one machine after the other; take --shard.")
+        return self.rank % here, here
+
     def shard(self, module: nn.Module, device: torch.device, per_node: bool, reduce_dtype: torch.dtype) -> None:
         """See :meth:`Ranks.shard`.
 
@@ -93,13 +134,11 @@ class Processes(Ranks):
         """
         from .sharding import DeviceMesh, shard_model
 
-        self._data, self.shards = self._new_group(device), True
+        self._data, self.shards, self.saves_together = self._new_group(device), True, True
         mesh = DeviceMesh.from_group(self._data, device.type)
         if per_node:
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or [host for host, _ in self.members].count(self.members[self.rank][0])
+            here = self.part(per_node=True)[1]
             nodes = [list(range(first, first + here)) for first in range(0, self.size, here)]
-            if self.size % here or self.exchange((here, self.local_rank)) != [(here, number) for ranks in nodes for number in range(len(ranks))]:
-                raise UserError("--shard node: each machine needs the same number of processes, numbered one machine after the other; take --shard.")
             parts = [self._new_group(device, ranks) for ranks in nodes][self.rank // here]
             self._copies = [self._new_group(device, list(ranks)) for ranks in zip(*nodes, strict=True)][self.rank % here]
             mesh = DeviceMesh.from_group([self._copies, parts], device.type, mesh=nodes, mesh_dim_names=("copies", "parts"))

@@ -1,6 +1,7 @@
 """The processes that train together, as ranks 0 to N - 1.  Imports torch only; :mod:`.processes` has those of torch.distributed."""
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,11 +26,25 @@ class Ranks:
     size = 1
     local_rank = 0
     shards = False
+    saves_together = False
+    """Whether each rank writes a part of every state."""
 
     @property
     def is_main(self) -> bool:
         """Whether this is the rank that writes files and talks to the user."""
         return self.rank == 0
+
+    @property
+    def main_pid(self) -> int:
+        """The process of rank 0."""
+        return os.getpid()
+
+    def post(self, key: str, text: str) -> None:
+        """Leave a text for rank 0, from any thread; raises OSError when that is not possible."""
+
+    def posted(self, key: str) -> list[str] | None:
+        """Return the texts that all other ranks have left for rank 0; None when they are not all there yet. Raises OSError when some ranks have gone."""
+        return []
 
     def begin(self, device: torch.device, module: nn.Module) -> None:
         """Connect the devices, and give all ranks the weights of rank 0."""
@@ -67,6 +82,10 @@ class Ranks:
     def swap(self, parts: Sequence[bytes] | None) -> list[bytes] | None:
         """See :class:`lmplay.data.shares.Peers`; called in one thread, which is not that of the others calls."""
         return None if parts is None else [*parts]
+
+    def part(self, per_node: bool) -> tuple[int, int]:
+        """Give the number of this rank's part of a model that is divided, and how many parts there are; `per_node` as in :meth:`shard`."""
+        return 0, 1
 
     def shard(self, module: nn.Module, device: torch.device, per_node: bool, reduce_dtype: torch.dtype) -> None:
         """Divide a model's weights among the ranks, see :func:`lmplay.device.sharding.shard_model`; `per_node` = among those of each machine."""

@@ -152,7 +152,7 @@ def _save_is_due(run: Run, saves: SaveClock) -> bool:
     def due() -> bool:
         return (run.is_main and run.interrupt.take_save()) or saves.due()
 
-    if not run.runtime.ranks.shards:
+    if not run.runtime.ranks.saves_together:
         return due()
     is_due = False
     with run.interrupt.until_stopped():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
 from ..exp import WITH_WEIGHTS, accepted_settings, build_model, get_experiment, own_defaults, split_name
+from ..files import is_state
+from ..modules.sharded import parts_of
+from ..paths import plain
 from ..plan.schema import Plan
 from ..plan.settings import MODEL_KEYS, Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
@@ -54,13 +57,16 @@ class ModelSpec:
             if self.adapted is not None:
                 put_on(shapes, self.adapted, self.experiment)
 
-    def build(self, vocab_size: int, meta: bool = False, filled: bool = True) -> nn.Module:
+    def build(self, vocab_size: int, meta: bool = False, filled: bool = True, part: tuple[int, int] = (0, 1)) -> nn.Module:
         """Build the model.
 
         :param meta: it has shapes and no weights.
         :param filled: False = its weights are whatever they are; as nothing has been written there, they take hardly any memory yet.
+        :param part: the number of a part, and how many there are: the other rows of large weights are left unfilled. Those of the part, and the
+            random numbers that are drawn, are those of a model that is whole.
         """
-        with torch.device("meta" if meta else "cpu"), nullcontext() if filled and not meta else _Unfilled():
+        mode = _Unfilled() if meta or not filled else _PartFilled(*part) if part[1] > 1 else nullcontext()
+        with torch.device("meta" if meta else "cpu"), mode:
             return build_model(get_experiment(self.experiment), vocab_size=vocab_size, **self.args)
 
 
@@ -72,6 +78,28 @@ class _Unfilled(TorchFunctionMode):
         if getattr(function, "__module__", "") == "torch.nn.init":
             return args[0] if args else named["tensor"]
         return function(*args, **named)
+
+
+class _PartFilled(TorchFunctionMode):
+    """Keeps some rows of what fills a parameter: it is filled elsewhere, one parameter after the other. The memory of rows that nobody writes is not taken."""
+
+    _METHODS: ClassVar = {"zero_", "fill_", "normal_", "uniform_"}
+
+    def __init__(self, number: int, count: int):
+        super().__init__()
+        self._number, self._count = number, count
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        named = dict(kwargs or {})
+        tensor = args[0] if args else named.pop("tensor", None)
+        fills = getattr(function, "__module__", "") == "torch.nn.init" or getattr(function, "__name__", "") in self._METHODS
+        if not fills or not isinstance(tensor, nn.Parameter) or not tensor.dim():
+            return function(*args, **(kwargs or {}))
+        whole = torch.empty_like(tensor, requires_grad=False)
+        function(whole, *args[1:], **named)
+        rows = [parts_of(one.detach(), self._count)[self._number] for one in (tensor, whole)]
+        rows[0].copy_(rows[1])
+        return tensor
 
 
 def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelSpec:
@@ -122,7 +150,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
 def open_initial(settings: Settings) -> Imported | None:
     """Open the model of others that `--initial-model` names: a folder of transformers, a name on its hub, or nanoGPT's `ckpt.pt`; None = a file of ours."""
     name = settings.initial_model
-    if name is None or name.endswith(".lmp"):
+    if name is None or plain(name).endswith(".lmp"):
         return None
     path, label = Path(name).expanduser(), f"--initial-model {name}"
     context_len = settings.context_len if "context_len" in settings.explicit else None
@@ -132,7 +160,7 @@ def open_initial(settings: Settings) -> Imported | None:
         found = open_nanogpt(settings.file(name), label, context_len)
         return found if settings.tokenizer is None else replace(found, tokenizer=None)
     is_of_hub = _HUB_NAME.fullmatch(name) is not None and not path.parent.is_dir()
-    if settings.found(name).is_file() or not (path.is_dir() or is_of_hub):
+    if is_state(settings.found(name)) or not (path.is_dir() or is_of_hub):
         return None
     from ..exp.imported import open_transformers
 

@@ -27,6 +27,7 @@ from ..checkpoints.resume import adopt, choose_state, set_history_aside
 from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
+from ..checkpoints.writers import Writers
 from ..data.fingerprints import describe_changes, describe_readings
 from ..data.round_trip import check_round_trip
 from ..data.stage import StageData
@@ -39,7 +40,7 @@ from ..device.ranks import Ranks
 from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
 from ..exp import experiments, get_experiment, split_name
-from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..files import NotAFile, check_folder, check_is_file, check_is_state, make_folder
 from ..modules.adapters import freeze_base
 from ..objectives import load_objective
 from ..optim.freeze import apply_freeze
@@ -278,7 +279,7 @@ def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
     states = [path, *existing(path, [*stages, *best_names(stages)])]
     for file in (*states, *(file for stage in (None, *stages) for file in stats_files(out, name, stage)), out / f"{name}_settings.json", *appended):
         try:
-            check_is_file(file)
+            (check_is_state if file in states else check_is_file)(file)
             if file in appended and file.is_symlink():
                 faults.append(f"{file}: it is a link, and what the run appends to it would be written elsewhere. Remove it, or choose another --out-dir.")
             elif file in states and file.is_symlink():
@@ -473,23 +474,31 @@ def make_model(ahead: Outline, runtime: Runtime, stages: Iterable[OpenStage], sa
     :param say: is told what of the initial model does not fit.
     :param tell: is told what is compiled.
     :param while_compiling: what goes around that, see :meth:`lmplay.device.runtime.Runtime.wrap`.
-    :param place: makes the model on the device, see :func:`.sharding.place`; None = the whole of it.
+    :param place: puts the model on the device, see :func:`.sharding.place`; None = the whole of it.
     """
     settings, spec = ahead.settings, ahead.spec
     opened = list(stages)
     tokenizer = ahead.tokenizer(stage.data for stage in opened)
     spec.check_stored(tokenizer.vocab_size)
 
-    def build() -> nn.Module:
+    def build(filled: bool = True, part: tuple[int, int] = (0, 1)) -> nn.Module:
         seed_everything(settings.seed)
-        module = spec.build(tokenizer.vocab_size)
+        return spec.build(tokenizer.vocab_size, filled=filled, part=part)
+
+    def whole() -> nn.Module:
+        module = build()
         if spec.initial_weights is not None:
             ModelComponent(spec.experiment, spec.args, tokenizer, module).restore(spec.initial_weights(tokenizer, say))
         if spec.adapted is not None:
             put_on(module, spec.adapted, spec.experiment)
-        return module
+        return module.to(runtime.device)
 
-    module = build().to(runtime.device) if place is None else place(build, lambda: spec.build(tokenizer.vocab_size, filled=False), ahead.stored is not None)
+    if place is None or not settings.divides_model:
+        module = whole()
+    else:
+        initial = None if spec.initial_weights is None else sharding.Initial(partial(spec.initial_weights, tokenizer, say), spec.stored_weights is not None,
+                                                                             spec.experiment)
+        module = place(build, initial, ahead.stored is not None)
     model = ModelComponent(spec.experiment, spec.args, tokenizer, module)
     if spec.adapted is not None:
         model.adapter = dict(spec.adapted["state_args"]["adapter"])
@@ -556,7 +565,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
-              device_model, report, notifier, interrupt, completions, Saver(ahead.path, settings.keep, runtime.ranks.collect if runtime.ranks.shards else None),
+              device_model, report, notifier, interrupt, completions, _make_saver(ahead, runtime.ranks),
               foreign_sizes(settings, ahead.plan), accord)
     if ahead.stored is not None:
         _restore(run, ahead.stored)
@@ -566,6 +575,13 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
         except ValueError as error:
             raise UserError(f"stage '{stage.stage.name}': its objective {stage.settings.objective} cannot be used here ({error}).") from None
     return run
+
+
+def _make_saver(ahead: Outline, ranks: Ranks) -> Saver:
+    """Make what saves states, as files or as folders of shards."""
+    folders = ahead.settings.checkpoint_format == "sharded"
+    ranks.saves_together |= folders and ranks.size > 1
+    return Saver(ahead.path, ahead.settings.keep, ranks.collect if ranks.shards else None, Writers(ranks) if folders else None)
 
 
 def _warn_of_random_base(ahead: Outline, stages: dict[str, OpenStage], say: Say) -> None:

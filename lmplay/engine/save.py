@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -62,17 +63,14 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
         ranks than rank 0, which saves for all, and where they have parts of the state and not all are there to give them.
     :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
     """
-    shards = run.runtime.ranks.shards
-    if not (run.is_main or shards) or (shards and not run.accord.can_save()):
+    together = run.runtime.ranks.saves_together
+    if not (run.is_main or together) or (together and not run.accord.can_save()):
         return True
     if not math.isfinite(float(total_norm(run.device_model.raw.parameters()))):
         raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
-    if shards:
-        run.accord.alike(lambda: _check_saver(run))
-    else:
-        _check_saver(run)
+    written = run.accord.gather(lambda: _check_saver(run))[0] if together else _check_saver(run)
     if not run.is_main:
-        run.saver.send(content_of((run.model, run.optimizers)))
+        _help(run, written)
         return True
     bring_back_base(run)
     run.record.note_save()
@@ -92,6 +90,9 @@ def keep_best(run: Run, stage: str | None) -> None:
             run.saver.keep_best(content_of(run.components), stage, partial(has_room, run.runtime.device))
         except OSError as error:
             run.report.save_failed(best_file(run.path), error)
+    elif run.saver.writes_folders:
+        with suppress(OSError):  # no memory: then no rank writes it
+            run.saver.keep_best(content_of((run.model, run.optimizers)), stage, partial(has_room, run.runtime.device))
     else:
         run.saver.send(content_of((run.model, run.optimizers)))
 
@@ -105,16 +106,25 @@ def whole_model(run: Run) -> dict[str, Any] | None:
     return run.saver.copied(content) if run.runtime.ranks.shards else content
 
 
+def _help(run: Run, written: bool) -> None:
+    """Do what rank 0 needs of the others for a save: it collects a file, and of a folder each writes its part; `written` tells of the save before."""
+    content = content_of((run.model, run.optimizers))
+    if run.saver.writes_folders:
+        run.saver.save_part(content, written)
+    else:
+        run.saver.send(content)
+
+
 def _check_saver(run: Run) -> bool:
-    """See how the save before has ended; raises TrainingError when too many in a row have failed. True."""
+    """Tell whether the save before has written its state; raises TrainingError when too many in a row have failed."""
     if not run.is_main:
         return True
-    if not run.saver.wait() and run.record.saves:
+    if not (written := run.saver.wait()) and run.record.saves:
         run.record.saves.pop()  # the one before has failed
     if run.saver.failed >= MOST_FAILED_SAVES:
         raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
                             "free some space for the next, and the same command goes on from it.")
-    return True
+    return written
 
 
 def _tell_saved(run: Run, record: RunRecord, seconds: float) -> None:

@@ -2,13 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..device.random_state import random_state, restore_random_state
+from ..checkpoints.weights import check_weights
+from ..device.ranks import Ranks
 from ..device.runtime import Runtime
 from ..errors import UserError
+from ..modules.sharded import copy_into, is_sharded
 from ..plan.names import in_words, optimizer_row, sharding_optimizers
 from ..plan.settings import Settings
 from .accord import Accord
@@ -34,29 +39,50 @@ def check(settings: Settings, stages: Iterable[OpenStage]) -> None:
         raise UserError(*faults)
 
 
-def place(build: Callable[[], nn.Module], unfilled: Callable[[], nn.Module], resumes: bool, settings: Settings, runtime: Runtime, accord: Accord,
-          interrupt: Interrupt) -> nn.Module:
-    """Make a model on the device, or this rank's part of it. Of one that is divided only rank 0 has whole weights, on the CPU, and only in a new run.
+def place(build: Callable[..., nn.Module], initial: Initial | None, resumes: bool, settings: Settings, runtime: Runtime, accord: Accord, interrupt: Interrupt) \
+        -> nn.Module:
+    """Make this rank's part of a model, on the device; no rank has more of it than that and one parameter.
 
-    :param build: makes it with its first weights, from the run's seed on.
-    :param unfilled: makes it without weights.
+    :param build: makes the model on the CPU, `filled` or not, and of that a `part`, see :meth:`.model_spec.ModelSpec.build`.
+    :param initial: the weights that a new run begins with; None = those that it is built with.
     :param resumes: a checkpoint has its weights, which are still to be read.
-    :raises UserError: when it cannot be divided.
+    :raises UserError: when it cannot be divided, or the initial weights are not its own.
     """
-    if not settings.divides_model:
-        return build().to(runtime.device)
-    ranks, module = runtime.ranks, unfilled()
-    first = build() if ranks.is_main and not resumes else None
-    accord.alike(lambda: True)  # all have a model, and come here
+    ranks, per_node = runtime.ranks, settings.shard == "node"
+    module = accord.alike(lambda: build(filled=not resumes, part=ranks.part(per_node)))
     with interrupt.held():
-        ranks.shard(module, runtime.device, settings.shard == "node", getattr(torch, settings.shard_reduce_dtype))
-        if not resumes:
-            weights = {} if first is None else dict(first.named_parameters())
-            for name, parameter in module.named_parameters():
-                ranks.spread(parameter, weights.get(name))
-    if first is not None:
-        for name, buffer in first.named_buffers():  # the other ranks get them before the first step
-            module.get_buffer(name).copy_(buffer)
-    if not resumes:
-        restore_random_state(accord.from_main(random_state))
+        ranks.shard(module, runtime.device, per_node, getattr(torch, settings.shard_reduce_dtype))
+    if initial is not None and not resumes:
+        found = accord.alike(partial(_read, module, initial, ranks))
+        with interrupt.held():
+            _fill(module, found, initial.by_rows, ranks)
     return module
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Weights that a new run begins with."""
+
+    read: Callable[[], dict[str, Any]]
+    by_rows: bool
+    """Each rank can read the rows that it needs; else rank 0 reads all."""
+    experiment: str
+    """The model's name, for messages."""
+
+
+def _read(module: nn.Module, initial: Initial, ranks: Ranks) -> dict[str, Any]:
+    """Read what this rank needs of initial weights; raises UserError where they are not the model's."""
+    if not (initial.by_rows or ranks.is_main):
+        return {}
+    found = initial.read()
+    check_weights(module.state_dict(), found, initial.experiment)
+    return found
+
+
+def _fill(module: nn.Module, found: dict[str, Any], by_rows: bool, ranks: Ranks) -> None:
+    """Give a model that is divided its initial weights."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_sharded(tensor) and not by_rows:
+            ranks.spread(tensor, found.get(name))
+        elif name in found:  # of rank 0's buffers the others get copies before the first step
+            copy_into(tensor, found[name])

@@ -113,7 +113,7 @@ class Together(Accord):
 
     def announce(self, error: Exception) -> None:
         """See :meth:`Accord.announce`."""
-        if self._ranks.shards and not (isinstance(error, Lost) or self._over or self._in_step):
+        if self._ranks.saves_together and not (isinstance(error, Lost) or self._over or self._in_step):
             with suppress(Exception):
                 self._settle(_word_of(error), error)
 

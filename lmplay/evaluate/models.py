@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..files import is_state
 from ..paths import in_folder
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings, find_model
@@ -70,7 +71,7 @@ def locate(names: list[str], out_dir: str | None) -> dict[str, str | Path]:
     folder = out_dir or Settings.out_dir
     for name in names:
         try:
-            is_folder = Path(name).expanduser().is_dir() and not in_folder(f"{name}.lmp", folder).is_file()
+            is_folder = Path(name).expanduser().is_dir() and not any(map(is_state, (Path(name).expanduser(), in_folder(f"{name}.lmp", folder))))
             place: str | Path = name.removeprefix(_FOREIGN) if name.startswith(_FOREIGN) or is_folder else find_model(name, out_dir, "MODEL")
         except UserError as error:
             faults += error.faults

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..command_line import Parser, ended
 from ..errors import UserError, long_names_refused, nearest
+from ..files import is_state
 from ..plan.settings import find_model
 from ..signals import raise_stop
 
@@ -164,7 +165,7 @@ def _file_of(options: argparse.Namespace) -> Path:
     if options.state == "latest":
         return path
     chosen = path.parent / f"{path.stem}.{options.state}{path.suffix}"
-    if chosen.parent != path.parent or not chosen.is_file():
+    if chosen.parent != path.parent or not is_state(chosen):
         there = sorted(other.stem.removeprefix(f"{path.stem}.") for other in path.parent.glob(f"{path.stem}.*.lmp"))
         raise UserError(f"--state {options.state}: there is no file {chosen}.{nearest(options.state, there)} {path.name} has the states "
                         f"{', '.join(['latest', *there])}.")

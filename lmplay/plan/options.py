@@ -321,6 +321,8 @@ class Options:
                                 "gives the same bits in any case)", _BITS)
     tune_allocator: bool = _flag(True, _D, switch, "", "on Linux: on a CPU keep freed memory for the next step instead of giving it back to the system; on "
                                  "a GPU let blocks of memory grow", _SILENT)
+    checkpoint_format: str = _flag("file", _R, choice(("file", "sharded")), "FORMAT", "what a state is: a file, which one process writes, or a folder of "
+                                   "shards (sharded), which all processes write at the same time, each its part: for large models with --shard", _ASIDE)
     keep: int = _flag(2, _R, Number(int, 0, 1000), "FILES", "older states of the model file that are kept beside it, to fall back on", _ASIDE)
     resume: str = _flag("latest", _R, _text, "WHICH", "what to go on from: latest, best (lowest validation loss), or a checkpoint file", _ASIDE)
     save_weights_only: str | None = _flag(None, _R, _text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)

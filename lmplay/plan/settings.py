@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest_word
-from ..files import NotAFile, check_is_file
+from ..files import NotAFile, check_is_state, is_state
 from ..launch import launch
-from ..paths import in_folder
+from ..paths import in_folder, plain
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
@@ -80,15 +80,16 @@ class Settings(Options):
     def model_file(self, plan: Plan) -> Path:
         """Choose the model file; raises UserError when `--model` cannot be one."""
         if self.model is not None:
-            path = Path(self.model).expanduser()
+            path, given = Path(self.model).expanduser(), plain(self.model)
             is_folder = path.is_dir() and (os.path.dirname(self.model) != "" or path.name in ("", ".."))  # a name may be that of a folder of data, too
+            is_folder = is_folder and not (path.suffix == ".lmp" and is_state(path))
             if is_folder or path.suffix.lower() in _OTHER_FILES:
                 raise UserError(f"--model {self.model}: {'is a folder' if is_folder else 'is no name of a model file'}; give one that ends in .lmp.")
             name = path.name.removesuffix(".lmp")
             if RESERVED_ENDING.fullmatch(name.rpartition(".")[2] if "." in name else ""):
                 raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "
                                 "in a model of another name with --resume.")
-            return path.with_name(f"{name}.lmp") if os.path.dirname(self.model) else self.file(f"{name}.lmp")
+            return path.with_name(f"{name}.lmp") if os.path.dirname(given) else self.file(f"{name}.lmp")
         experiment = self.experiment(plan)
         kind, _, source = experiment.partition(":")
         name = "_".join(filter(None, (kind, re.sub(r"[^\w.-]+", "_", Path(source).name)))) if source else experiment  # `hf:owner/name` is hf_name
@@ -101,7 +102,7 @@ class Settings(Options):
     def found(self, name: str) -> Path:
         """Find a model file that a flag names, with or without .lmp."""
         path = self.file(name)
-        return path if path.suffix.lower() in (".lmp", *_OTHER_FILES) or path.is_file() else self.file(f"{name}.lmp")
+        return path if path.suffix.lower() in (".lmp", *_OTHER_FILES) or is_state(path) else self.file(f"{plain(name)}.lmp")
 
     def model_args(self, plan: Plan, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
         """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
@@ -187,9 +188,9 @@ def find_model(name: str | None, out_dir: str | None, label: str = "--model") ->
     """
     folder = Path(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
     if name is not None:
-        path = in_folder(name if name.endswith(".lmp") else f"{name}.lmp", folder)
+        path = in_folder(name if plain(name).endswith(".lmp") else f"{plain(name)}.lmp", folder)
         try:
-            check_is_file(path)
+            check_is_state(path)
         except NotAFile as error:
             raise UserError(f"{label} {name}: cannot be read ({error.strerror}).") from None
         if not path.exists():

@@ -1,12 +1,15 @@
-"""`--inspect`: what a checkpoint holds, without building a model or reading its tensors."""
+"""What a checkpoint holds (`--inspect`, `lmp_checkpoint inspect`), without building a model or reading its tensors."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from ..checkpoints.base import base_file, is_whole
 from ..checkpoints.format import read, tensor_bytes, verify
+from ..checkpoints.pieces import memory_of
 from ..errors import printable
+from ..files import size_of
 from ..plan.options import FLAGS
 from ..plan.settings import Settings
 from ..words import counted
@@ -17,8 +20,10 @@ _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
 def inspect(path: Path) -> dict[str, Any]:
     """Read a checkpoint, or a file of weights alone, and return plain values of what it has; raises UserError when it cannot be read."""
     content = read(path, mmap=True, check=False)
-    result: dict[str, Any] = {"file": str(path), "bytes": path.stat().st_size, "checksum": _CHECKSUMS[verify(path)],
+    result: dict[str, Any] = {"file": str(path), "bytes": size_of(path), "checksum": _CHECKSUMS[verify(path)],
                               "format": content["format"], "versions": content.get("versions", {})}
+    if path.is_dir():
+        result["shards"] = sum(1 for _ in path.glob("shard-*.safetensors"))
     parts = {name: part for name, part in content.items() if isinstance(part, dict) and "state" in part}
     if "model" in parts:
         result["model"] = _model(parts["model"], path)
@@ -34,9 +39,17 @@ def inspect(path: Path) -> dict[str, Any]:
     return result
 
 
+def print_state(path: Path, as_json: bool) -> int:
+    """Print what a state holds, and return the exit code: one whose checksum is wrong is bad input."""
+    found = inspect(path)
+    print(json.dumps(found, indent=2) if as_json else to_text(found))
+    return 2 if found["checksum"] == "wrong" else 0
+
+
 def to_text(found: dict[str, Any]) -> str:
     """Write the result of :func:`inspect` as text."""
-    lines = [f"file        {found['file']}: {found['bytes']:,} bytes, checksum {found['checksum']}",
+    shards = f" in {counted(found['shards'], 'shard')}" if "shards" in found else ""
+    lines = [f"file        {found['file']}: {found['bytes']:,} bytes{shards}, checksum {found['checksum']}",
              f"written by  {', '.join(f'{name} {version}' for name, version in found['versions'].items())} (format {found['format']})"]
     if "model" in found:
         model = found["model"]
@@ -58,7 +71,7 @@ def to_text(found: dict[str, Any]) -> str:
 def _model(part: dict[str, Any], path: Path) -> dict[str, Any]:
     """Describe the model; a weight that two modules share counts once. Of one with an adapter the file has that alone."""
     built = part["state_args"]
-    weights = {tensor.untyped_storage().data_ptr(): tensor.numel() for tensor in part["state"].values()}
+    weights = {memory_of(tensor)[0]: tensor.numel() for tensor in part["state"].values()}
     found = {"experiment": built["experiment"], "args": built["args"], "tokenizer": built["tokenizer"]["name"], "parameters": sum(weights.values())}
     if (adapter := built.get("adapter")) is None:
         return found

@@ -17,6 +17,7 @@ from ..engine.batches import Grouping, TrainBatch, pieces_to_time, whole_units
 from ..engine.model_spec import ModelSpec, choose_model, tokenizer_name
 from ..engine.opening import start_device
 from ..errors import UserError
+from ..files import is_state
 from ..objectives import load_objective
 from ..optim.optimizers import optimizers_of
 from ..plan.follow import with_sizes
@@ -142,7 +143,7 @@ def choose_sizes(settings: Settings, plan: Plan, say: Callable[[str], None]) -> 
     :raises UserError: when there is no such size, or the plan has several stages.
     """
     path = settings.model_file(plan)
-    if (path.is_file() and not settings.reset_history) or settings.resume != "latest":
+    if (is_state(path) and not settings.reset_history) or settings.resume != "latest":
         return plan
     flag = f"--params {compact(settings.params)}" if settings.params is not None else f"--train-for {settings.train_for}"
     if settings.train_for is not None and len(plan.stages) > 1:

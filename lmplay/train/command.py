@@ -87,7 +87,9 @@ def _choose(settings: Settings, interrupt: Interrupt, arguments: list[str], faul
         _print_table(listed())
         return 0
     if settings.inspect is not None:
-        return _inspect(settings.found(settings.inspect), settings.json)
+        from ..preview.inspect import print_state
+
+        return print_state(settings.found(settings.inspect), settings.json)
     from ..plan.load import list_plans, load_plan, nothing_to_read, plan_from_dataset
 
     if settings.training_plan == "list":
@@ -198,15 +200,6 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
         return 0
     with run.closing:
         return train(run)
-
-
-def _inspect(path: Path, as_json: bool) -> int:
-    """Print what a checkpoint holds; one whose checksum is wrong is bad input."""
-    from ..preview.inspect import inspect, to_text
-
-    found = inspect(path)
-    print(json.dumps(found, indent=2) if as_json else to_text(found))
-    return 2 if found["checksum"] == "wrong" else 0
 
 
 def _check_names(settings: Settings, plan: Plan, faults: Faults) -> None:

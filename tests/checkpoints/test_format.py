@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import content, number_of
 
-from lmplay.checkpoints.format import Cancelled, Damaged, checkpoint_bytes, content_bytes, load, tensor_bytes, verify, write
+from lmplay.checkpoints.format import Damaged, checkpoint_bytes, content_bytes, load, tensor_bytes, verify, write
+from lmplay.checkpoints.hashed import Cancelled
 from lmplay.errors import UserError
 
 

@@ -13,6 +13,9 @@ from states import DAMAGES, MODEL, Usage, all_but_kept, content, number_of
 
 from lmplay.checkpoints import rotation
 from lmplay.checkpoints.format import stage_file
+from lmplay.checkpoints.saver import Saver
+from lmplay.checkpoints.writers import Writers
+from lmplay.device.ranks import Ranks
 from lmplay.files import remove_leftovers
 from lmplay.train.__main__ import main
 
@@ -35,10 +38,27 @@ class Killed(BaseException):
     """A kill at a system call."""
 
 
+def save_folder(path, content, stage, keep):
+    """Save as a folder of shards, as a run of one process does."""
+    saver = Saver(path, keep, writers=Writers(Ranks()))
+    saver.save(content, stage, None, lambda record: None, lambda record, seconds: None, refuse)
+    saver.wait()
+
+
+def refuse(error):
+    raise error
+
+
+SAVES = {"file": rotation.save, "folder": save_folder,
+         "in turn": lambda path, state, *more: (rotation.save, save_folder)[number_of(state) % 2](path, state, *more)}
+
+
+@pytest.mark.parametrize("keep", [2, 0])
+@pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize("links", [True, False])
-def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links):
+def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, save, keep):
     """Before each system call that changes names: what is found afterwards is the old state or the new one, and the next save works."""
-    calls = ("link", "rename", "replace", "unlink", "fsync")
+    calls = ("link", "rename", "replace", "unlink", "fsync", "mkdir", "rmdir")
     originals = {name: getattr(os, name) for name in calls}
 
     def arm(after: int) -> None:
@@ -57,10 +77,10 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links):
         folder.mkdir()
         path = folder / "m.lmp"
         for number in range(4):
-            rotation.save(path, content(number), "one", 2)
+            save(path, content(number), "one", keep)
         arm(after)
         try:
-            rotation.save(path, content(4), "one", 2)
+            save(path, content(4), "one", keep)
             killed = False
         except Killed:
             killed = True
@@ -70,15 +90,16 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links):
         if number_of(found.content) == 4:  # at the end of a stage nothing would write it again
             assert number_of(load(stage_file(path, "one"))) == 4
         assert not found.damaged
+        rotation.clean_up(path, folder)
         rotation.recover(path, found, folder, lambda line: None)
-        rotation.save(path, content(5), "one", 2)
+        save(path, content(5), "one", keep)
         kept = [number_of(load(file)) for file in (path, *rotation.previous(path).values())]
         assert kept[0] == 5
         assert kept == sorted(kept, reverse=True)
-        assert len(kept) == 3
+        assert len(kept) == keep + 1
         if not killed:
             break
-    assert 8 < after < 99
+    assert (8 if keep else 3) < after < 99
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

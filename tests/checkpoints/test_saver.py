@@ -14,9 +14,10 @@ import warm
 from helpers import ENVIRONMENT, compare_runs, load, trainer
 from states import MODEL, Usage, all_but_kept, content, number_of
 
-from lmplay.checkpoints import rotation
+from lmplay.checkpoints import rotation, writers
 from lmplay.checkpoints.format import verify
 from lmplay.checkpoints.saver import Copier, Saver
+from lmplay.checkpoints.writers import Writers
 from lmplay.engine import loop, save, stage
 
 
@@ -267,3 +268,66 @@ def test_kills_in_the_middle_of_saves_lose_nothing(arguments, tmp_path, out):
     for path in out.glob("*.old-*.best.lmp"):
         path.unlink()  # of a run that was killed between its first best state and its first state: the next run is another
     assert not all_but_kept(reference, out)
+
+
+class Ranks:
+    """Ranks in one process that leave each other texts."""
+
+    def __init__(self, rank, size, texts):
+        self.rank, self.size, self.main_pid, self._texts = rank, size, os.getpid(), texts
+
+    def post(self, key, text):
+        self._texts[key, self.rank] = text
+
+    def posted(self, key):
+        found = [self._texts.get((key, rank)) for rank in range(1, self.size)]
+        return None if None in found else found
+
+
+def test_ranks_write_a_folder_together_or_none(tmp_path, monkeypatch):
+    """A rank that fails leaves the state before; the save after that has the best state that was to be written, too."""
+    path, texts, failures = tmp_path / "m.lmp", {}, []
+    savers = [Saver(path, keep=1, writers=Writers(Ranks(rank, 3, texts))) for rank in range(3)]
+    original = writers.write_own
+
+    def state(number):
+        made = content(number)
+        made["model"]["state"]["weight"] = torch.full((3000, 7), float(number))
+        return made
+
+    def save(number, written):
+        for saver in savers[1:]:
+            saver.save_part({name: state(number)[name] for name in ("model", "optimizers")}, written)
+        savers[0].save(state(number), "one", None, lambda record: None, lambda record, seconds: None, failures.append)
+        assert [saver.wait() for saver in savers[1:]] == [True, True]
+        return savers[0].wait()
+
+    def fail(folder, divided, rank, size, cancelled):
+        if rank == failing:
+            raise OSError(28, "No space left on device")
+        return original(folder, divided, rank, size, cancelled)
+
+    assert save(1, True)
+    monkeypatch.setattr(writers, "write_own", fail)
+    for saver in savers:
+        saver.keep_best(state(2), None)
+    for failing, said in ((2, "rank 2: No space left on device"), (0, "No space left on device")):
+        assert not save(3, failing == 2)
+        assert failures.pop().strerror == said
+        assert number_of(load(path)) == 1
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["m.lmp", "m.one.lmp"]
+    monkeypatch.undo()
+    assert save(4, False)
+    assert [number_of(load(tmp_path / name)) for name in ("m.lmp", "m.prev-1.lmp", "m.one.lmp", "m.best.lmp")] == [4, 1, 4, 2]
+    assert load(tmp_path / "m.best.lmp")["model"]["state"]["weight"].unique().tolist() == [2]
+    assert len(list(path.glob("shard-*"))) == 3
+    assert save(5, True)
+    assert number_of(load(tmp_path / "m.best.lmp")) == 2
+    assert not failures
+
+
+def test_a_save_of_folders_that_is_given_up_leaves_none(tmp_path):
+    saver = Saver(tmp_path / "m.lmp", keep=0, writers=Writers(Ranks(0, 2, {})))  # rank 1 never comes
+    saver.save(content(1), "one", None, lambda record: None, lambda record, seconds: None, lambda error: None)
+    saver.close(give_up=True)
+    assert not list(tmp_path.iterdir())

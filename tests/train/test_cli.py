@@ -30,6 +30,7 @@ DEFAULTS = {
     "amp_init_scale": 65536.0, "compile_model": False, "compile_mode": None, "compile_backend": "inductor",
     "activation_checkpointing": 0, "activation_memory_budget": 1.0, "shard": False, "shard_reduce_dtype": "float32", "matmul_precision": "highest",
     "deterministic": False, "tune_allocator": True,
+    "checkpoint_format": "file",
     "keep": 2, "resume": "latest", "save_weights_only": None, "on_nonfinite": "stop", "time_limit": None, "max_steps": 0, "max_samples_this_run": 0,
     "describe": False, "inspect": None, "check_plan": False, "plot_schedule": None, "find_lr": None, "show_samples": 0, "show_batch": None, "json": False,
     "track": None, "callback": None, "track_project": None, "track_name": None, "track_tags": None,

@@ -1,0 +1,1 @@
+"""The command `lmp_checkpoint`: converting, verifying, averaging and showing states."""
