@@ -49,7 +49,7 @@ def run(argv: list[str] | None) -> int:
 def _parser() -> Parser:
     """Describe the flags."""
     parser = Parser(prog="lmp_eval", usage="%(prog)s MODEL [MODEL ...] --set SOURCE [flags]", formatter_class=argparse.RawDescriptionHelpFormatter,
-                    description="Judge one or several models by data sets, each as a whole, and say which is better and whether that is more than noise.\n\n"
+                    description="Evaluate one or several models on data sets, and say which is better and whether the difference is more than noise.\n\n"
                     "SOURCE is a data set as in a plan: a file, a folder, a name of the hub, builtin:tales, or a source object in JSON. NAME=SOURCE names it.")
     what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
     written = parser.add_argument_group("texts of --answers")
@@ -63,27 +63,27 @@ def _parser() -> Parser:
     what.add_argument("--preferences", metavar="[NAME=]SOURCE", action="append", default=[],
                       help="rows with prompt, chosen and rejected: how often the chosen answer is the more probable one")
     what.add_argument("--answers", metavar="[NAME=]SOURCE", action="append", default=[],
-                      help="rows with a prompt and an answer: whether what the model writes has it (exact match, or pass@k with --samples)")
+                      help="rows with a prompt and an answer: whether the model's text has the right answer (exact match, or pass@k with --samples)")
     what.add_argument("--tasks", metavar="NAME", nargs="+", default=[],
                       help="tasks of lm-evaluation-harness (pip install 'lmplay[lm-eval]'), with spaces or commas between them")
     what.add_argument("--include-path", metavar="FOLDER", help="a folder with task files (YAML) of your own for --tasks")
     what.add_argument("--documents", metavar="NUMBER", type=int, help="read the first N documents of each set only")
     how.add_argument("--context", metavar="TOKENS", type=int,
-                     help="the most tokens that a token is predicted from (default: the model's context, 4096 at most)")
+                     help="the largest number of tokens that a token is predicted from (default: the model's context, 4096 at most)")
     how.add_argument("--stride", metavar="TOKENS", type=int, help="how far the window moves over a long text (default: half of --context)")
     written.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
     written.add_argument("--pass-at", metavar="K", type=int, nargs="+", help="the k of pass@k, at most --samples (default: 1 and --samples)")
     written.add_argument("--temperature", metavar="NUMBER", type=float, help="0 = the most probable token each time (default: 0, with several samples 0.8)")
     written.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")
-    written.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end a text before this one; may be given several times")
+    written.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end a text before TEXT; may be given several times")
     written.add_argument("--extract", choices=("auto", "number", "text"), default="auto",
                          help="what is compared: the number after ####, else the last one, or the text; auto = numbers where all answers are (default: auto)")
     written.add_argument("--seed", metavar="NUMBER", type=int, default=0, help="the same seed writes the same texts (default: 0)")
-    how.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: text, title, instruction or chat; by default what the newest "
-                     "training data had")
+    how.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: text, title, instruction or chat; by default the form of "
+                     "the newest training data")
     how.add_argument("--batch-size", metavar="NUMBER", type=int, default=8, help="windows or texts that go through the model at once (default: 8)")
     how.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu")
-    how.add_argument("--raw", action="store_true", help="where a run keeps an average of the weights (--ema), take the weights themselves")
+    how.add_argument("--raw", action="store_true", help="if a run keeps an average of the weights (--ema), use the weights themselves")
     parser.add_argument("--out-dir", metavar="FOLDER", help="where models and data sets are; by default $LMP_DATASETS, else out_gpt")
     parser.add_argument("--json", metavar="FILE",
                         help="write all figures, intervals and comparisons into a JSON file as well; - = print it instead of the table")

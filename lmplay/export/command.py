@@ -42,23 +42,23 @@ def run(argv: list[str] | None) -> int:
 def _parser() -> Parser:
     """Describe the flags."""
     parser = Parser(prog="lmp_export", usage="%(prog)s MODEL FOLDER [flags]", description="Write a model that lmp_trainer has trained as a folder of "
-                    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER) opens it, without code of its own.")
+                    "transformers: AutoModelForCausalLM.from_pretrained(FOLDER) opens it without custom code.")
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a model file (.lmp), or its name in --out-dir")
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write; what an earlier export has written there is replaced")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", help="where to write; an earlier export there is replaced")
     parser.add_argument("--state", metavar="NAME", default="latest",
                         help="which state of the run: latest, best, a stage, or STAGE.best; MODEL.NAME.lmp is read (default: latest)")
-    parser.add_argument("--raw", action="store_true", help="where the run keeps an average of the weights (--ema), take the weights themselves")
+    parser.add_argument("--raw", action="store_true", help="if the run keeps an average of the weights (--ema), use the weights themselves")
     parser.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (default: float32)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of the weights (default: float32)")
     parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="the largest file of weights, such as 500MB (default: 5GB)")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer out")
     parser.add_argument("--license", metavar="NAME", help="licence of the model, for its card: a name of the hub, such as apache-2.0")
-    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER also where it holds files that no export has written, which are lost, and the "
+    parser.add_argument("--overwrite", action="store_true", help="replace FOLDER even if it holds files that no export has written (they are lost), and the "
                         "file of --gguf")
     parser.add_argument("--gguf", metavar="FILE", help="write a GGUF file, for llama.cpp, as well; FOLDER may be left out then")
-    parser.add_argument("--adapter-only", metavar="FOLDER", help="write the adapter of a stage by itself, for peft; --state names the stage")
-    parser.add_argument("--push", metavar="NAME", help="send the folder to the hub as well, as OWNER/NAME; `hf auth login` says who you are")
-    parser.add_argument("--private", action="store_true", help="with --push: a repository that is made is private")
+    parser.add_argument("--adapter-only", metavar="FOLDER", help="write only the adapter of a stage, for peft; --state names the stage")
+    parser.add_argument("--push", metavar="NAME", help="send the folder to the hub as well, as OWNER/NAME; log in first with `hf auth login`")
+    parser.add_argument("--private", action="store_true", help="with --push: a new repository is private")
     parser.further = {"raw", "max_shard_size", "overwrite", "license", "private"}
     return parser
 

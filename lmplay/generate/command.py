@@ -59,23 +59,23 @@ def run(argv: list[str] | None) -> int:
 def _parser() -> Parser:
     """Describe the flags."""
     parser = Parser(prog="lmp_generator", usage="%(prog)s [flags]", description="Write texts with a model that lmp_trainer has trained.\n\n"
-                     "Without a prompt: what is piped in, or, on a terminal, line after line.", formatter_class=argparse.RawDescriptionHelpFormatter)
+                     "Without a prompt it reads standard input, on a terminal line by line.", formatter_class=argparse.RawDescriptionHelpFormatter)
     what, how = parser.add_argument_group("what to write"), parser.add_argument_group("how tokens are chosen, in this order")
     what.add_argument("--model", metavar="FILE", action="append", help="a model file (.lmp), or its name in --out-dir; by default the newest *_model.lmp "
                       "there; with --serve several times")
-    what.add_argument("--raw", action="store_true", help="where the run keeps an average of the weights (--ema), take the weights themselves")
+    what.add_argument("--raw", action="store_true", help="if the run keeps an average of the weights (--ema), use the weights themselves")
     what.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
     what.add_argument("--prompt", metavar="TEXT", action="append",
                       help="a prompt: how the text begins, or what --as says; may be given several times, and may be empty")
     what.add_argument("--prompts", metavar="FILE", help="a prompt a line; in a .jsonl file a JSON string or an object with `prompt` a line")
-    what.add_argument("--chat", action="store_true", help="talk with the model: it reads what was said before; /help lists what else can be typed")
-    what.add_argument("--ask", metavar="TEXT", help="one question, as in --chat: its answer is printed, and nothing else")
-    what.add_argument("--system", metavar="TEXT", help="with --chat and --ask: what the model is told before the conversation")
-    what.add_argument("--stop", metavar="TEXT", action="append", help="end a text before this one; may be given several times")
+    what.add_argument("--chat", action="store_true", help="chat with the model, which reads the whole conversation; /help lists commands")
+    what.add_argument("--ask", metavar="TEXT", help="one question, as in --chat; only its answer is printed")
+    what.add_argument("--system", metavar="TEXT", help="with --chat and --ask: the system message of the conversation")
+    what.add_argument("--stop", metavar="TEXT", action="append", help="end a text before TEXT; may be given several times")
     what.add_argument("--title", metavar="TEXT", help="title of the text, for models trained on texts with titles (quickstart's, for example); "
                       "a prompt is then how the text goes on")
     what.add_argument("--as", metavar="FORM", dest="form", choices=FORMS, help="what a prompt is: how a text begins (text), its title, an instruction, or what "
-                      "a user says in a chat; by default what the newest training data had. After a title or an instruction comes an empty line")
+                      "a user says in a chat; by default the form of the newest training data. After a title or an instruction comes an empty line")
     what.add_argument("--markup", action="store_true", help="special tokens in a prompt, such as <|endoftext|>, are special; else they are text")
     what.add_argument("--samples", metavar="NUMBER", type=int, default=1, help="texts for each prompt (default: 1)")
     what.add_argument("--max-tokens", metavar="TOKENS", type=int, default=256, help="write at most N tokens (default: 256)")

@@ -10,17 +10,17 @@ PORT = 8000
 PENALTIES = (0.01, 100)
 # The limits of a server: what is the default, the least, and what it is.
 _LIMITS: dict[str, tuple[int, int, str, str]] = {
-    "limit_tokens": (4096, 1, "TOKENS", "the most tokens of a text that a request may ask for"),
-    "limit_seconds": (300, 1, "SECONDS", "the most time of a request: what waits longer is refused, what is being written ends there"),
-    "limit_queue": (64, 0, "TEXTS", "the most texts that wait while --batch-size others are being written; more are refused"),
-    "limit_body": (1_048_576, 1, "BYTES", "the largest request"),
-    "grace": (10, 0, "SECONDS", "the time that texts have to end after Ctrl+C or SIGTERM")}
+    "limit_tokens": (4096, 1, "TOKENS", "largest number of tokens of a text that a request may ask for"),
+    "limit_seconds": (300, 1, "SECONDS", "longest time of a request: if it still waits it is refused, texts that are being written end there"),
+    "limit_queue": (64, 0, "TEXTS", "largest number of texts that wait while --batch-size others are being written; more are refused"),
+    "limit_body": (1_048_576, 1, "BYTES", "largest size of a request"),
+    "grace": (10, 0, "SECONDS", "time in which texts may finish after Ctrl+C or SIGTERM")}
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> set[str]:
     """Describe the flags; gives the destinations of those that are rarely needed."""
-    group = parser.add_argument_group("a server for programs that know OpenAI's interface, with a page to try the models",
-                                      "What requests do not say is as the flags above have it.")
+    group = parser.add_argument_group("a server with OpenAI's API, with a page to try the models",
+                                      "The flags above are the defaults of requests.")
     add_flags(group, PORT, "serve the model, or several")
     for name, (default, _, unit, text) in _LIMITS.items():
         group.add_argument(f"--{name.replace('_', '-')}", metavar=unit, type=int, help=f"{text} (default: {default})")

@@ -218,7 +218,7 @@ class Options:
     num_blocks: int = _flag(6, _M, Number(int, 1, 10_000), "BLOCKS", "transformer blocks of a new model", _LOCKED, model="Blocks")
     embed_dim: int = _flag(768, _M, Number(int, 1, 1_000_000), "NUMBERS", "width of a new model, a multiple of --num-heads", _LOCKED, model="Width")
     num_heads: int = _flag(12, _M, Number(int, 1, 1_000_000), "HEADS", "attention heads of a block of a new model", _LOCKED, model="Attention heads")
-    params: int | None = _flag(None, _M, Number(int, 1000), "NUMBER", "parameters of a new model, such as 10M: its blocks, width and heads are chosen", _KEPT)
+    params: int | None = _flag(None, _M, Number(int, 1000), "NUMBER", "parameters of a new model, such as 10M; chooses its blocks, width and heads", _KEPT)
     context_len: int = _flag(1024, _M, Number(int, SMALLEST_CONTEXT), "TOKENS", "longest piece a new model can read; if typed, it also overrides the stages' "
                              "context_len", _BY_STAGE, stage="Longest piece in tokens", model="Context length in tokens")
     dropout: float = _flag(0.1, _M, Number(float, 0, 1, below=True), "SHARE", "share of activations a new model drops while training", _LOCKED, model="Dropout")
@@ -229,41 +229,42 @@ class Options:
         "`.lmp` of a model that has it, `bytes`, or `train:N` (N tokens, learned from the plan's text); by default gpt2 where the plan reads from the hub, "
         "else train:8192", _LOCKED,
         top="Tokenizer of a new model")
-    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it lies in --out-dir; by default "
+    model: str | None = _flag(None, _M, _text, "FILE", "checkpoint to continue, or to create; without a folder it is in --out-dir; by default "
                               "<exp>_model.lmp", _ASIDE)
-    initial_model: str | None = _flag(None, _M, _text, "FILE", "begin with weights and tokenizer of a checkpoint, a folder or hub name of "
-                                      "transformers, or a ckpt.pt", _SILENT)
+    initial_model: str | None = _flag(None, _M, _text, "FILE", "start from the weights and tokenizer of a checkpoint, a folder or hub name of "
+                                      "transformers, or a ckpt.pt of nanoGPT", _SILENT)
     training_plan: str = _flag("default", _P, _text, "NAME", "built-in plan or a JSON or YAML file; `list` shows the built-in ones", _SILENT)
     dataset: str | None = _flag(None, _P, _text, "PATH", "instead of a plan: one stage over a file, folder, glob, hub name, or builtin:tales (10,000 of them)",
                                 _SILENT)
     continuation: str = _flag("exact", _P, choice(("exact", "estimate")), "HOW", "long texts are cut by counting tokens (exact) or also at 1.5 tokens a word "
                               "(estimate)", _KEPT)
     save_datasets: bool = _flag(False, _P, switch, "", "save the plan's hub data sets for use without a network, and end", _SILENT)
-    data_workers: int = _flag(1, _P, Number(int, 0, 256), "NUMBER", "what prepares batches ahead of the step: 0 = nothing, 1 = a thread, N = a thread and N "
-                              "processes that tokenize; changes speed, not the result; where it is left out, 2 for a GPU of NVIDIA with at least 4 cores",
-                              _ASIDE)
-    accept_changed_data: bool = _flag(False, _P, switch, "", "go on although the data of a begun stage has changed since the checkpoint", _SILENT)
+    data_workers: int = _flag(1, _P, Number(int, 0, 256), "NUMBER", "how batches are prepared ahead of the step: 0 = off, 1 = a thread, N = a thread and "
+                              "N processes that tokenize; changes speed, not the result; if not given, 2 for an NVIDIA GPU if there are at "
+                              "least 4 cores", _ASIDE)
+    accept_changed_data: bool = _flag(False, _P, switch, "", "continue although the data of a stage that has begun differs from the checkpoint", _SILENT)
     out_dir: str = _flag("out_gpt", _P, _text, "FOLDER", "where models, statistics and data sets go; by default $LMP_DATASETS, else out_gpt", _ASIDE)
     recipe: str | None = _flag(None, _T, choice(RECIPES), "NAME", "settings of model, optimizer, schedule and batch that go together: "
-                               f"{in_words([*RECIPES])}; flags win over it", _KEPT)
-    train_for: str | None = _flag(None, _T, _duration, "TIME", "how long a new model is to be trained, such as 30m or 1h30m: measures sizes here for a moment, "
-                                  "chooses one and its tokens, and prints the table; for a plan of one stage", _KEPT)
+                               f"{in_words([*RECIPES])}; flags override it", _KEPT)
+    train_for: str | None = _flag(None, _T, _duration, "TIME", "training time for a new model, such as 30m or 1h30m: measures the speed of several sizes, "
+                                  "chooses a size and its tokens, and prints the table; for a plan of one stage", _KEPT)
     batch_size: int = _flag(50, _T, _from_1, "PIECES", "pieces of an optimizer step; changes the result", _BY_STAGE, stage="Pieces per optimizer step")
     mini_batch_size: int | str = _flag(
-        _MINI_BATCH, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (but for the random "
+        _MINI_BATCH, _T, _count_or("auto"), "PIECES", "pieces that go through the device at once; changes speed and memory, not the result (except the random "
         "numbers of dropout); `auto`: the fastest that fit, measured in tokens at the start, and halved when memory runs out", _BITS)
     mini_batch_tokens: int = _flag(
-        0, _T, _from_0, "TOKENS", f"the same in tokens: as many pieces as fit, with their padding; where neither is given, the tokens of {_MINI_BATCH} pieces "
+        0, _T, _from_0, "TOKENS", f"the same in tokens, padding included: as many pieces as fit; if neither is given, the tokens of {_MINI_BATCH} pieces "
         "of full length", _BITS)
-    pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row, without padding; changes speed, not "
-                      "the result; auto: on a CPU, if not compiled; on a GPU it wants --amp, and no dropout", _BITS)
+    pack: str = _flag("auto", _T, choice(("auto", "on", "off")), "WHEN", "pack the pieces of a mini-batch into one row instead of padding them to one length "
+                      "(in half precision on a CPU each is padded to a multiple of 16 tokens); changes speed, not the result; auto: on a CPU, if not compiled; "
+                      "on a GPU it needs --amp, and no dropout", _BITS)
     validation_batch_size: int = _flag(4, _T, _from_1, "PIECES", "pieces that go through the device at once in a validation; changes speed and memory, not "
                                        "the result; if only the training's number is given, validation uses that, too", _BITS)
     validation_samples: int | str = _flag(
         64, _T, _count_or("all"), "SAMPLES", "held-out samples of a validation, the same each time, or `all`; by default fewer where texts are long or the "
         "stage is short; the end of a stage judges 16 times as many")
-    validation_seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of the choice of held-out rows; apart from --seed, so that runs with other "
-                                 "seeds are judged by the same samples", _KEPT)
+    validation_seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed that chooses the held-out rows; separate from --seed, so that runs with other "
+                                 "seeds are judged on the same samples", _KEPT)
     save_interval: int | str = _flag(
         AUTO, _T, check_interval, "INTERVAL", "save every N samples, or every 500steps, 1Mtokens, 10m; 0 = only at stage ends and stops; auto: every 10,000 "
         f"samples or 5 minutes, whichever comes first, but no more than {SAVE_SHARE:.0%} of the time".replace("%", "%%"))
@@ -271,15 +272,15 @@ class Options:
         AUTO, _T, check_interval, "INTERVAL", "validate every N samples, or every 500steps, 1Mtokens, 10m (by the clock: the run cannot be repeated); 0 = only "
         f"at stage ends; auto: every 100 samples, at least 10 times in a stage, but no more than {VALIDATION_SHARE:.0%} of its work".replace("%", "%%"))
     accuracy_pieces: int = _flag(4, _T, _from_0, "PIECES", "measure the word accuracy of training on the first N pieces of each batch; more take longer")
-    seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout and order", _KEPT)
-    reset_history: bool = _flag(False, _T, switch, "", "start anew, with new weights; the old model file and statistics are kept under other names. To keep "
+    seed: int = _flag(0, _T, Number(int, 0, 2**31), "NUMBER", "seed of weights, dropout and data order", _KEPT)
+    reset_history: bool = _flag(False, _T, switch, "", "start over with new weights; the old model file and statistics are kept under other names. To keep "
                                 "the weights: --initial-model OLD --model NEW", _ASIDE)
     default_freeze: bool = _flag(False, _T, switch, "", "freeze every parameter that no pattern of a stage's `freeze` names")
     check_grads: bool = _flag(False, _T, switch, "", "after the first step of this run in each stage, list parameters whose gradient is missing (frozen ones "
                               "too), zero or not finite", _SILENT)
     lr: float = _flag(0.0006, _O, Number(float, 0, above=True), "RATE", "learning rate after the warm-up", _BY_STAGE, stage="Peak learning rate")
-    lr_width: int = _flag(0, _O, Number(int, 0, zero=" (off)"), "WIDTH", "width of a model that --lr is known to suit: the learning rates of matrices are "
-                          "adapted to the width of this one; 0 = they are not", _BY_STAGE, stage="Width of a model that the learning rate suits")
+    lr_width: int = _flag(0, _O, Number(int, 0, zero=" (off)"), "WIDTH", "model width that --lr was tuned for: the learning rates of matrices are "
+                          "scaled to the width of this model; 0 = off", _BY_STAGE, stage="Model width that the learning rate was tuned for")
     grad_clip: float = _flag(0.0, _O, Number(float, 0, zero=" (off)"), "NORM", "largest norm of a step's gradient; 0 = no limit", _BY_STAGE,
                              stage="Largest norm of the gradient")
     optimizer: str = _flag("adamw", _O, choice(OPTIMIZERS, CODE), "NAME", _OPTIMIZERS, _BY_STAGE, stage="Optimizer")
@@ -291,12 +292,12 @@ class Options:
                                    "default 0.9", _BY_STAGE)
     weight_decay: float | None = _flag(None, _O, Number(float, 0), "RATE", "weight decay, not on biases, norms and embeddings; by default the optimizer's: "
                                        f"{_DECAYS}, others 0", _BY_STAGE, stage="Weight decay")
-    ema: float = _flag(0.0, _O, Number(float, 0, 1, below=True), "DECAY", "keep a running average of the weights, too, such as 0.999: it is what is judged, "
-                       "written with and exported; 0 = off", _KEPT)
+    ema: float = _flag(0.0, _O, Number(float, 0, 1, below=True), "DECAY", "also keep a running average of the weights with this decay, such as 0.999; "
+                       "validation, generation and export use the average; 0 = off", _KEPT)
     optimizer_warmup_fraction: float = _flag(0.1, _O, Number(float, 0, 1), "SHARE", "share of the learning rate that the warm-up of a stage starts with")
     optimizer_warmup_steps: int = _flag(40, _O, _from_0, "STEPS", "optimizer steps that the warm-up of a stage takes")
     disable_optimizer_warmup: bool = _flag(False, _O, switch, "", "no warm-up")
-    ignore_optimizer: bool = _flag(False, _O, switch, "", "go on with the weights of a checkpoint and a fresh optimizer", _SILENT)
+    ignore_optimizer: bool = _flag(False, _O, switch, "", "continue with the weights of a checkpoint and a new optimizer", _SILENT)
     device: str | None = _flag(None, _D, _text, "DEVICE", "cpu, cuda, cuda:N or mps; by default the first available of cuda, mps, cpu", _SILENT)
     amp: bool | str = _flag(False, _D, _precision, "TYPE", "mixed precision in bfloat16 or float16 (with a gradient scaler); without TYPE bfloat16 where the "
                             "device has it, else float16")
@@ -311,14 +312,14 @@ class Options:
     activation_memory_budget: float = _flag(
         1.0, _D, Number(float, 0, 1), "SHARE", "share of the memory for activations that compiled code may use; below 1 it recomputes the cheapest ones: less "
         "memory, slower (with --compile-model)", _BITS)
-    shard: bool | str = _flag(False, _D, _sharding, "node", "several processes: each holds a part of weights, gradients and optimizer (FSDP2), for models that "
-                              "do not fit on one device; `node`: among the processes of each machine, with a copy on each machine", _BITS)
-    shard_reduce_dtype: str = _flag("float32", _D, choice(("float32", "bfloat16")), "TYPE", "type of numbers in which --shard sums gradients over processes; "
-                                    "bfloat16 sends half as much")
+    shard: bool | str = _flag(False, _D, _sharding, "node", "divide weights, gradients and optimizer state over the processes (FSDP2), for models that "
+                              "do not fit on one device; `node`: over the processes of each machine, with a copy on each machine", _BITS)
+    shard_reduce_dtype: str = _flag("float32", _D, choice(("float32", "bfloat16")), "TYPE", "data type in which --shard sums gradients over processes; "
+                                    "bfloat16 halves the traffic")
     matmul_precision: str = _flag("highest", _D, choice(("highest", "high", "medium")), "WHICH", "precision of float32 matrix products: faster where the "
                                   "device has TF32 (high) or bfloat16 (medium), with other results")
-    deterministic: bool = _flag(False, _D, switch, "", "the same bits in each run on a GPU, too: only kernels that add up in a fixed order; slower (a CPU "
-                                "gives the same bits in any case)", _BITS)
+    deterministic: bool = _flag(False, _D, switch, "", "bit for bit the same result in each run on a GPU: only deterministic kernels; slower (a CPU "
+                                "always gives the same bits)", _BITS)
     tune_allocator: bool = _flag(True, _D, switch, "", "on Linux: on a CPU keep freed memory for the next step instead of giving it back to the system; on "
                                  "a GPU let blocks of memory grow", _SILENT)
     checkpoint_format: str = _flag("file", _R, choice(("file", "sharded")), "FORMAT", "what a state is: a file, which one process writes, or a folder of "
@@ -328,7 +329,7 @@ class Options:
     save_weights_only: str | None = _flag(None, _R, _text, "FILE", "at the end of the plan, also write the model without optimizer and history", _ASIDE)
     on_nonfinite: str = _flag("stop", _R, choice(("stop", "skip")), "WHAT", "when loss or gradient is not finite: stop before the update, or skip the batch "
                               "and count it")
-    time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before this time since the start of the process has passed; "
+    time_limit: str | None = _flag(None, _R, _time, "HH:MM:SS", "save and end with exit code 75 before the process has run for this time; "
                                    "`auto`: before the end of the SLURM job", _ASIDE)
     max_steps: int = _flag(0, _R, _from_0, "STEPS", "save and end with exit code 75 after N optimizer steps of this run; 0 = no limit", _ASIDE)
     max_samples_this_run: int = _flag(0, _R, _from_0, "SAMPLES", "save and end with exit code 75 after this run has trained on N samples; 0 = no limit", _ASIDE)
@@ -338,13 +339,13 @@ class Options:
     plot_schedule: str | None = _flag(None, _R, _picture, "FILE", "draw learning rate, batch "
                                       "size, context length and weight decay over the samples of the plan into FILE, without training, and end", _ASIDE)
     find_lr: str | None = _flag(None, _R, _picture, "FILE", "try learning rates in short runs over the beginning of the first stage, draw "
-                                "into FILE what they come to, print a suggestion, and end", _ASIDE)
+                                "their losses into FILE, print a suggestion, and end", _ASIDE)
     show_samples: int = _flag(0, _R, _from_0, "NUMBER", "print the first N samples of each stage as the model will see them, and end", _ASIDE)
     show_batch: str | None = _flag(None, _R, _batch_number, "[STAGE:]N", "print the N-th batch of a stage (by default the first stage) and where its rows come "
                                    "from, and end", _ASIDE)
     json: bool = _flag(False, _R, switch, "", "print --check-plan, --inspect, --show-samples or --show-batch as JSON", _ASIDE)
     track: str | None = _flag(None, _W, names, "NAMES", "also send the figures to: csv, tensorboard, wandb, mlflow; several with commas between them", _ASIDE)
-    callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also tell a class of yours, a lmplay.track.callback.Callback; may be given several times",
+    callback: str | None = _flag(None, _W, names, "MODULE:CLASS", "also call your own class, a lmplay.track.callback.Callback; may be given several times",
                                  _ASIDE)
     track_project: str | None = _flag(None, _W, _text, "NAME", "project of Weights & Biases, experiment of MLflow; by default what WANDB_PROJECT and "
                                       "MLFLOW_EXPERIMENT_NAME say, else lmplay", _ASIDE)
@@ -352,16 +353,16 @@ class Options:
     track_tags: str | None = _flag(None, _W, names, "TAGS", "tags of the run in trackers, with commas between them: TAG or KEY=VALUE; by default what "
                                    "WANDB_TAGS and MLFLOW_TAGS say", _ASIDE)
     sample_prompts: str | None = _flag(
-        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one a line, an empty line = from nothing; behind a tab may "
-        "come the truth, with which the most probable text is compared by words; what it writes is appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
+        None, _W, _text, "FILE", "at each validation let the model continue the prompts in FILE, one per line, an empty line = no prompt; after a tab a line "
+        "may have the expected text, which the greedy text is compared with by words; the texts are appended to <out-dir>/NAME_samples.jsonl", _ASIDE)
     sample_tokens: int = _flag(100, _W, _from_1, "TOKENS", "write at most N tokens for each prompt of --sample-prompts", _ASIDE)
     sample_count: int = _flag(1, _W, _from_1, "TEXTS", "texts for each prompt of --sample-prompts", _ASIDE)
     sample_temperature: float = _flag(0.8, _W, Number(float, 0), "NUMBER", "temperature of --sample-prompts; 0 = always the most probable token", _ASIDE)
     profile: str | None = _flag(None, _W, matching(r".*\.json(\.gz)?", "a file that ends in .json or .json.gz"), "FILE", "write a trace of 5 steps to "
-                                "FILE, and say what they spend their time on", _ASIDE)
-    quiet: bool = _flag(False, _W, switch, "", "say warnings, errors and the summary only; NAME.log has the rest", _ASIDE)
-    verbose: bool = _flag(False, _W, switch, "", "say more: versions, flags, the learning rate and every save", _ASIDE)
-    log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and what belongs to it", _ASIDE)
+                                "FILE, and print where the time goes", _ASIDE)
+    quiet: bool = _flag(False, _W, switch, "", "print only warnings, errors and the summary; NAME.log has the rest", _ASIDE)
+    verbose: bool = _flag(False, _W, switch, "", "print more: versions, flags, the learning rate and every save", _ASIDE)
+    log_json: bool = _flag(False, _W, switch, "", "each line on standard output is a JSON object: time, level, event, and its fields", _ASIDE)
 
 
 # The flags that `--help` shows; `--help-all` has the others too.

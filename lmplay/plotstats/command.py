@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """Draw the statistics that lmp_trainer writes: a picture beside each *_stats.json, all_train.png and all_validate.png with all models
 together, and all_train_diff.png and all_validate_diff.png with each model minus the one that got farthest, or minus --baseline. Then list the models
-and the settings that differ, and say which is better and whether that is more than noise. Models that differ in the seed alone are one. A damaged file is
-named, the others are drawn, and the exit code is 2."""
+and the settings that differ, and say which is better and whether the difference is more than noise. Models that differ only in the seed are one idea. A
+damaged file is named, the others are drawn, and the exit code is 2."""
 X_CHOICES = ("samples", "tokens", "seconds")
 FORMATS = ("png", "svg", "pdf")
 WATCH_SECONDS = 10.0
@@ -73,12 +73,12 @@ def _build_parser() -> Parser:
     parser.add_argument("--smooth", type=_smoothing, metavar="POINTS", help=smoothing)
     parser.add_argument("--baseline", type=_model_name, metavar="NAME",
                         help="subtract this model in the pictures of differences (default: the one that got farthest)")
-    parser.add_argument("--theme", choices=("light", "dark"), help="the ground of pictures and report (default: light; the report follows the browser)")
+    parser.add_argument("--theme", choices=("light", "dark"), help="background of pictures and report (default: light; the report follows the browser)")
     parser.add_argument("--format", type=_formats, default=("png",), metavar="KINDS", help="kinds of pictures: png, svg, pdf, or several with commas "
                         "(default: png)")
-    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="look every N seconds whether the statistics have "
-                        f"changed, and draw again what shows them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
-    add_flags(parser, SERVER_PORT, "show the report in a browser; it follows the runs, and looks every N seconds with --watch N")
+    parser.add_argument("--watch", nargs="?", type=_seconds, const=WATCH_SECONDS, metavar="SECONDS", help="check every N seconds whether the statistics have "
+                        f"changed, and redraw the plots that show them, until Ctrl+C (without a number: {WATCH_SECONDS:g})")
+    add_flags(parser, SERVER_PORT, "serve the report to browsers and keep it up to date; with --watch N it checks every N seconds")
     parser.add_argument("--json", action="store_true", help="print the table as JSON, and draw nothing")
     parser.further = {"x", "smooth", "theme", "format", "json", "token"}
     return parser

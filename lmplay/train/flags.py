@@ -159,7 +159,7 @@ def _build_parser() -> Parser:
     parser.further = {flag.name for flag in FLAGS} - {*BASIC} | {"trust_config", "dump_config"}
     groups["run"].add_argument("--use-config", metavar="FILE", help="read flags from a JSON or YAML file; flags on the command line win")
     groups["run"].add_argument("--trust-config", action="store_true", default=None, help="run the code that a file names: the "
-                               "callback of --use-config, the optimizer of a plan")
+                               "optimizer and callback of --use-config, the optimizers and rewards of a plan")
     groups["run"].add_argument("--dump-config", metavar="FILE", help="write the flags given as such a file, and end")
     return parser
 
