@@ -59,7 +59,7 @@ def _read(path: Path, what: str, most_bytes: int) -> str:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise UserError(f"{what} {path}: cannot be read ({'Is a directory' if stat.S_ISDIR(status.st_mode) else 'it is no regular file'}).")
+                raise UserError(f"{what} {path}: cannot be read ({'Is a directory' if stat.S_ISDIR(status.st_mode) else 'it is not a regular file'}).")
             if status.st_size > most_bytes:
                 raise UserError(f"{what} {path}: has {status.st_size:,} bytes, allowed are {most_bytes:,}; cut it down.")
             return file.read(most_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

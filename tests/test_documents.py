@@ -77,7 +77,7 @@ def test_what_could_go_on_for_ever_is_no_document(tmp_path, capsys, flag):
     os.mkfifo(tmp_path / "pipe.json")
     for path in (tmp_path / "pipe.json", "/dev/zero"):
         assert main([flag, str(path)]) == 2
-        assert "no regular file" in capsys.readouterr().err
+        assert "not a regular file" in capsys.readouterr().err
     assert main([flag, str(tmp_path)]) == 2
 
 

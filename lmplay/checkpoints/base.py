@@ -108,7 +108,7 @@ def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     except (UserError, KeyError) as error:
         raise UserError(f"{missing} cannot be read ({str(error).split('. ')[0]}). Bring that file back{_instead(path, content)}.") from None
     if identify(base) != identity:
-        raise UserError(f"{missing} are others than those that it was trained on. Bring that file back{_instead(path, content)}.")
+        raise UserError(f"{missing} are not those that it was trained on. Bring that file back{_instead(path, content)}.")
     return {**content, "model": {**model, "base": base}}
 
 

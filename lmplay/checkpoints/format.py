@@ -93,7 +93,7 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> d
     keep = "It is left as it is; choose another --model" + (", or --reset-history to start anew beside it." if len(parts) > 1 else ".")
     content = read(path, keep, mmap)
     if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
-        raise UserError(f"model {path}: holds weights only, so no run can go on from it; --initial-model {path} starts a new one with them.")
+        raise UserError(f"model {path}: holds only weights, so no run can be resumed from it; --initial-model {path} starts a new run with them.")
     if content["format"] != FORMAT or not all(name in content for name in parts):
         missing = ", ".join(name for name in parts if name not in content)
         raise UserError(f"model {path}: has format {content['format']}{f' without {missing}' if missing else ''}, and this lmplay ({__version__}) reads "

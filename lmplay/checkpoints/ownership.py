@@ -54,7 +54,7 @@ def refuse_as_stage(path: Path, candidate: Path, content: dict[str, Any]) -> Non
     """
     owner = owner_of(content)
     if owner is not None and owner.model != path.stem:
-        raise UserError(f"model {path}: there is no whole state of it, and {candidate} belongs to the model {owner.model}, not to a stage of this one. "
+        raise UserError(f"model {path}: there is no valid state of it, and {candidate} belongs to the model {owner.model}, not to a stage of this one. "
                         f"{_ADVICE}")
 
 

@@ -116,8 +116,8 @@ class Runtime:
         recompute_blocks(model, self._settings.activation_checkpointing)
         if self._settings.activation_memory_budget < 1 and any(isinstance(module, _DropoutNd) and module.p for module in model.modules()):
             # https://github.com/pytorch/pytorch/issues/190758
-            raise UserError("--activation-memory-budget: the model has dropout, and torch would draw it anew where it recomputes, with wrong gradients; "
-                            "--dropout 0 for a new model, or take --activation-checkpointing on.")
+            raise UserError("--activation-memory-budget: the model has dropout, and torch would draw other random numbers when it recomputes, with wrong "
+                            "gradients; --dropout 0 for a new model, or take --activation-checkpointing on.")
 
     def wrap(self, model: nn.Module, context_len: int, tell: Callable[[str], None],
              while_compiling: Callable[[], AbstractContextManager[Any]] = nullcontext) -> nn.Module:

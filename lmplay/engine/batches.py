@@ -114,7 +114,7 @@ def position_of(stage: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(f"stage '{stage}': the checkpoint's position in its data means nothing ({type(error).__name__}: {error}); "
+        raise UserError(f"stage '{stage}': the checkpoint's position in its data is invalid ({type(error).__name__}: {error}); "
                         "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
 
 

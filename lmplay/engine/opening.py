@@ -596,7 +596,7 @@ def _compare_size(settings: Settings, model: ModelComponent, say: Say) -> None:
     """Warn when a new model is far from the size that was asked for, as its tokenizer has learned fewer tokens than it was to."""
     built = sum(parameter.numel() for parameter in model.module.parameters())
     if settings.params is not None and not 1 / _FAR < built / settings.params < _FAR:
-        say(f"WARNING: --params {compact(settings.params)}: the model has {built:,} parameters, for its tokenizer has found no more than "
+        say(f"WARNING: --params {compact(settings.params)}: the model has {built:,} parameters, because its tokenizer found no more than "
             f"{model.tokenizer.vocab_size:,} tokens in the texts. Take --tokenizer train:{model.tokenizer.vocab_size}, so that the size is chosen for it.")
 
 

@@ -139,7 +139,7 @@ class StageRunner:
                 stats.judge_anew()
             self.entry.update(self.held_out.floors())  # type: ignore[typeddict-item]
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
-            run.report.say(f"stage '{self.name}': validations are of other samples than those before the checkpoint: from here on {samples}. The best "
+            run.report.say(f"stage '{self.name}': validations use other samples than before the checkpoint: from here on {samples}. The best "
                            "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
         begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)

@@ -140,4 +140,4 @@ def shown(documents: Iterable[T], model: str, data: DataSet, unit: str = " docum
 
 def _endless(data: DataSet) -> UserError:
     """Make the error for a source without end."""
-    return UserError(f"{data.label}: the data set never ends; say with --documents how many documents are to be read.")
+    return UserError(f"{data.label}: the data set is endless; give the number of documents to read with --documents.")

@@ -129,7 +129,7 @@ def check_folder(folder: Path, label: str) -> None:
     """See that a folder of transformers is whole; raises UserError."""
     config = folder / "config.json"
     if not config.is_file():
-        raise UserError(f"{label}: has no config.json, so it is no folder of transformers, or not whole.")
+        raise UserError(f"{label}: has no config.json, so it is not a folder of transformers, or incomplete.")
     try:
         said = json.loads(config.read_text(encoding="utf-8"))
         needed = sorted({str(name) for index in folder.glob("*.index.json") for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
@@ -140,10 +140,10 @@ def check_folder(folder: Path, label: str) -> None:
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{label}: is not whole: of its {len(needed)} files of weights {', '.join(missing[:3])}{' and others' * (len(missing) > 3)} "
+        raise UserError(f"{label}: is incomplete: of its {len(needed)} files of weights {', '.join(missing[:3])}{' and others' * (len(missing) > 3)} "
                         f"{'is' if len(missing) == 1 else 'are'} missing.")
     if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise UserError(f"{label}: has no weights ({', '.join(_WEIGHTS[::2])}), so it is not whole.")
+        raise UserError(f"{label}: has no weights ({', '.join(_WEIGHTS[::2])}), so it is incomplete.")
 
 
 def open_nanogpt(path: Path, label: str, context_len: int | None) -> Imported:
@@ -162,7 +162,7 @@ def open_nanogpt(path: Path, label: str, context_len: int | None) -> Imported:
     except OSError as error:
         raise UserError(f"{label}: cannot be read ({error.strerror or error}).") from None
     except Exception as error:  # damaged bytes can raise anything
-        raise UserError(f"{label}: is no checkpoint of nanoGPT, or damaged ({type(error).__name__}: {first_line(error)}).") from None
+        raise UserError(f"{label}: is not a checkpoint of nanoGPT, or damaged ({type(error).__name__}: {first_line(error)}).") from None
     if context_len is not None and context_len > longest:
         raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
     length = context_len or longest

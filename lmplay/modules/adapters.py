@@ -68,7 +68,7 @@ def add_adapter(model: nn.Module, adapter: AdapterSettings, layers: Sequence[str
     peft = _peft()
     linear = _linear_layers(model, with_head=True)
     if missing := [name for name in layers if name not in linear]:
-        raise UserError(f"adapter: '{missing[0]}' is no linear layer of the model.")
+        raise UserError(f"adapter: '{missing[0]}' is not a linear layer of the model.")
     transposed = {type(linear[name]).__name__ == _TRANSPOSED for name in layers}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers that are transposed

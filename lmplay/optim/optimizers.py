@@ -96,7 +96,7 @@ def _class(row: OptimizerRow, member: Member) -> type[torch.optim.Optimizer]:
     except Exception as error:  # a module can raise anything on import
         raise UserError(f"optimizer {row.name}: {member.target} cannot be imported ({type(error).__name__}: {error}).{install}") from error
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
-        raise UserError(f"optimizer {row.name}: {member.target} is no class of optimizers (of torch.optim.Optimizer).")
+        raise UserError(f"optimizer {row.name}: {member.target} is not a subclass of torch.optim.Optimizer.")
     return _without_compiler(kind) if member.target.startswith("torch.optim:") else kind
 
 

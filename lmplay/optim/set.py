@@ -146,7 +146,7 @@ class OptimizerSet:
         :raises UserError: when it is not known how that of an optimizer depends on the width.
         """
         if ratio != 1 and any(part.width_power is None for part in self._parts.values()):
-            raise UserError(f"lr_width: how the best learning rate depends on the width of a model is not known of {self.kind} and all optimizers of rules; "
+            raise UserError(f"lr_width: how the best learning rate depends on the width of a model is not known for {self.kind} or an optimizer of the rules; "
                             "leave it out, or take adamw or muon.")
         self._width_ratio = ratio
 

@@ -84,7 +84,7 @@ class Settings(Options):
             is_folder = path.is_dir() and (os.path.dirname(self.model) != "" or path.name in ("", ".."))  # a name may be that of a folder of data, too
             is_folder = is_folder and not (path.suffix == ".lmp" and is_state(path))
             if is_folder or path.suffix.lower() in _OTHER_FILES:
-                raise UserError(f"--model {self.model}: {'is a folder' if is_folder else 'is no name of a model file'}; give one that ends in .lmp.")
+                raise UserError(f"--model {self.model}: {'is a folder' if is_folder else 'is not a name of a model file'}; give one that ends in .lmp.")
             name = path.name.removesuffix(".lmp")
             if RESERVED_ENDING.fullmatch(name.rpartition(".")[2] if "." in name else ""):
                 raise UserError(f"--model {self.model}: its ending is kept for files that a run writes beside its model's; rename the file, or go on from it "

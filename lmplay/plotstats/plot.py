@@ -107,7 +107,7 @@ def save(picture: Picture, path: Path) -> None:
     try:
         write_atomic(path, lambda file: picture.savefig(file, format=kind, metadata=undated))
     except OSError as error:
-        raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or mend the folder's rights.") from None
+        raise UserError(f"picture {path}: cannot be written ({error.strerror or error}); free some space or fix the folder's permissions.") from None
 
 
 def same_tokens(curves: Sequence[Curve]) -> bool:

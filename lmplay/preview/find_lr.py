@@ -177,7 +177,7 @@ def draw(runs: Sequence[ShortRun], suggested: float | None) -> Figure:
 def _first_batches(settings: Settings, stage: OpenStage, view: StageView, model: DeviceModel) -> list[TrainBatch]:
     """Make the first batches of a stage; raises UserError where there are too few, and where the model writes what it learns from."""
     if stage.objective.writing is not None:
-        raise UserError(f"--find-lr: stage '{stage.stage.name}' learns from answers that the model writes, of which a short run says little; give lr in the "
+        raise UserError(f"--find-lr: stage '{stage.stage.name}' trains on answers that the model writes, for which a short run shows little; give lr in the "
                         "plan.")
     context_len = stage.settings.context_len
     grouping = Grouping(settings.first_mini_batch, model.runtime.length_multiple, context_len, model.runtime.packs(model.raw))

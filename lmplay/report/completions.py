@@ -43,7 +43,7 @@ def read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--sample-prompts {path}: cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8 text'}).") from None
     if not lines:
-        raise UserError(f"--sample-prompts {path}: is empty; write a prompt a line (an empty line lets the model begin).")
+        raise UserError(f"--sample-prompts {path}: is empty; write one prompt per line (an empty line = no prompt).")
     return list(dict.fromkeys(lines))
 
 

@@ -125,7 +125,7 @@ class Rewards:
         found = json.loads(line) if line.endswith(b"\n") else {"fault": f"takes more than {seconds:g} s{what}" if over.is_set() else "has ended its process"}
         if "fault" in found:
             count = f" ({number + 1} of {len(self._specs)})" if len(self._specs) > 1 else ""
-            raise UserError(f"reward {self._specs[number]['name']}{count}: it {found['fault']}{where}. Mend it, and run the same command.")
+            raise UserError(f"reward {self._specs[number]['name']}{count}: it {found['fault']}{where}. Fix it, and run the same command.")
         return float(found["reward"])
 
 

@@ -74,4 +74,4 @@ def _imported(name: str) -> Callback:
             return found()
     except Exception as error:  # a user's module may raise anything
         raise UserError(f"--callback {name}: cannot be made ({type(error).__name__}: {error}); is its folder on PYTHONPATH?") from error
-    raise UserError(f"--callback {name}: is no lmplay.track.callback.Callback; make it a subclass.")
+    raise UserError(f"--callback {name}: is not a lmplay.track.callback.Callback; make it a subclass.")

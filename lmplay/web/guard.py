@@ -77,7 +77,7 @@ class Guard:
         if self._is_local and re.sub(r":\d*$", "", host).lower() not in self._hosts:
             return Refused(403, f"This server is for this machine alone; it does not answer to the name {host!r}.", code="wrong_host")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
-            return Refused(403, "This server takes no requests from pages of others.", code="wrong_origin")
+            return Refused(403, "This server accepts no requests from pages of another origin.", code="wrong_origin")
         scheme, _, given = headers.get("authorization", "").partition(" ")
         is_right = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), (self._token or "").encode())
         if self._token is not None and path not in self._open and not is_right:
@@ -113,7 +113,7 @@ async def read_json(request: Request, most_bytes: int, seconds: float = 60) -> d
     except asyncio.TimeoutError:
         raise Refused(408, f"The request has not come within {seconds:g} seconds.") from None
     except ClientDisconnect:
-        raise Refused(400, "The request has not come whole.") from None
+        raise Refused(400, "The request is incomplete.") from None
     try:
         value = json.loads(body.decode(), parse_constant=_no_number)
         json.dumps(value, ensure_ascii=False).encode()  # a text with half a surrogate pair is none

@@ -201,7 +201,7 @@ def test_a_base_that_is_gone_damaged_or_another_is_refused(folder, capsys):
     base.write_bytes(next(Path("other/bases").iterdir()).read_bytes())
     write_plan(folder, PLAN)
     (line,) = refused(capsys)
-    assert "are others than those that it was trained on" in line
+    assert "are not those that it was trained on" in line
     assert Path(f"out/{MODEL}.lmp").read_bytes() == before
     assert generate(capsys, "--out-dir", "out", "--prompt", "The")[0] == 2
     run("--out-dir", "out", "--resume", f"out/{MODEL}.one.lmp")

@@ -187,7 +187,7 @@ def test_a_checkpoint_whose_validations_took_other_samples_each_time_goes_on_wit
     stage["lowest_loss"] = stage["best_loss"] = 0.001
     write(path, content)
     text = train(capsys, *steps)
-    assert "validations are of other samples than those before the checkpoint" in text
+    assert "validations use other samples than before the checkpoint" in text
     assert "The best validation loss and early stopping begin anew" in text
     after = load(path)
     assert after["runner"]["state_args"]["settings"]["validation_seed"] == 3  # the rows that were held out before are held out now

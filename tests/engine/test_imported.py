@@ -147,7 +147,7 @@ def test_what_is_not_whole_or_needs_code_is_refused_in_a_line(capsys, tokenizer)
     assert len(shards) > 2
     whole = shards[1].read_bytes()
     shards[1].unlink()
-    assert f"is not whole: of its {len(shards)} files of weights {shards[1].name} is missing" in refused(capsys, "--initial-model", folder)
+    assert f"is incomplete: of its {len(shards)} files of weights {shards[1].name} is missing" in refused(capsys, "--initial-model", folder)
     shards[1].write_bytes(whole[:len(whole) // 2])
     assert "--initial-model theirs: cannot be read (" in refused(capsys, "--initial-model", folder)
     shards[1].write_bytes(whole)
@@ -229,4 +229,4 @@ def test_what_is_no_checkpoint_of_nanogpt_is_refused(capsys):
     torch.save({"model": {}}, "a.pt")
     Path("b.pt").write_bytes(b"nothing")
     for name in ("a", "b"):
-        assert f"--initial-model ./{name}.pt: is no checkpoint of nanoGPT, or damaged" in refused(capsys, "--initial-model", f"./{name}.pt")
+        assert f"--initial-model ./{name}.pt: is not a checkpoint of nanoGPT, or damaged" in refused(capsys, "--initial-model", f"./{name}.pt")

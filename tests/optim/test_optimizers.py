@@ -202,8 +202,8 @@ def test_rules_that_do_not_fit_the_model() -> None:
 
 @pytest.mark.parametrize(("name", "settings", "fault"), [
     ("nowhere:Lion", {}, r"nowhere:Lion cannot be imported \(ModuleNotFoundError: .*\)\. Give the module of an installed package"),
-    ("json:dumps", {}, "json:dumps is no class of optimizers"),
-    ("os:abort", {}, "os:abort is no class of optimizers"),
+    ("json:dumps", {}, "json:dumps is not a subclass of torch.optim.Optimizer"),
+    ("os:abort", {}, "os:abort is not a subclass of torch.optim.Optimizer"),
     ("muon", {"ns_step": 4}, "settings: Muon has no 'ns_step'. Did you mean 'ns_steps'\\? It takes: params, lr"),
     ("torch.optim:NAdam", {"betas": (2, 3)}, "NAdam refuses its settings .ValueError: Invalid beta"),
     ("adamw", {"betas": (0.1, 0.2)}, "settings: found 'betas', which has a key of its own"),

@@ -42,7 +42,7 @@ def test_matrices_have_the_learning_rate_of_their_width_and_the_others_the_stage
 
 
 def test_an_optimizer_of_which_it_is_not_known_is_refused():
-    with pytest.raises(UserError, match="lr_width: how the best learning rate depends on the width of a model is not known of sgd"):
+    with pytest.raises(UserError, match="lr_width: how the best learning rate depends on the width of a model is not known for sgd"):
         optimizers_of(stage_of(optimizer="sgd", lr_width=16), model_of(32))
     optimizers_of(stage_of(optimizer="sgd", lr_width=32), model_of(32))
 

@@ -106,7 +106,7 @@ def test_a_run_with_params_goes_on_and_is_repeated(folder, capsys):
 
 def test_a_tokenizer_that_has_learned_less_than_the_size_was_chosen_for_is_told(folder, capsys):
     said = run(capsys, "--params", "600k", "--max-steps", 1, "--tokenizer", "train:8192", code=75)
-    pattern = r"WARNING: --params 600k: the model has ([\d,]+) parameters, for its tokenizer has found no more than (\d+) tokens"
+    pattern = r"WARNING: --params 600k: the model has ([\d,]+) parameters, because its tokenizer found no more than (\d+) tokens"
     built, tokens = re.search(pattern, said).groups()
     assert int(built.replace(",", "")) < 400_000
     assert f"train:{tokens}, so that" in said

@@ -289,7 +289,7 @@ def test_what_is_no_class_of_a_callback_is_not_called(tmp_path, monkeypatch, cap
     write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for _ in range(9)])
     code, _, err = run(capsys, *TINY, "--dataset", "rows.jsonl", "--callback", name)
     assert code == 2
-    assert f"--callback {name}: is no lmplay" in err
+    assert f"--callback {name}: is not a lmplay" in err
     assert not (tmp_path / "called").exists()
 
 

@@ -63,7 +63,7 @@ class ArrowTable(Table):
             return batch.to_pylist()[0]
         except UnicodeDecodeError:
             if self._refuse_bytes:
-                raise UserError(f"{self.location(index)}: holds bytes that are not UTF-8; mend them, or let them be replaced with "
+                raise UserError(f"{self.location(index)}: holds bytes that are not UTF-8; fix them, or let them be replaced with "
                                 "\"encoding_errors\": \"replace\".") from None
             return self._replaced(batch, index)
         except (pyarrow.ArrowException, ValueError, OverflowError) as error:

@@ -60,7 +60,7 @@ def kind_of(head: bytes, label: str, named: str | None) -> str:
     found = _json_kind(head)
     if named in ("parquet", "arrow"):
         if found is None and named == "parquet" and head:
-            raise UserError(f"{label}: is no Parquet file (it does not begin with PAR1), but perhaps text; give its name the ending of what it holds.")
+            raise UserError(f"{label}: is not a Parquet file (it does not begin with PAR1), perhaps text; rename it with the right ending.")
         return found or named
     if named is None:
         return found or "text"

@@ -286,7 +286,7 @@ class _Bounded:
         self._written += len(data)
         if self._written > self._most:
             raise UserError(f"{self._original}: holds more than {self._most:,} bytes, over {self._most // max(1, self._original.stat().st_size):,} times "
-                            "its size; if that is meant, give what it holds as a plain file.")
+                            "its size; if that is intended, unpack it yourself.")
         if self._written - self._looked >= _LOOK_AT_DISK or not self._looked:
             self._looked = self._written
             usage = shutil.disk_usage(self._folder)

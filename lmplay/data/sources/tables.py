@@ -123,7 +123,7 @@ class CsvTable(Table):
         except OSError as error:
             raise unreadable(path, error) from None
         except csv.Error as error:
-            raise UserError(f"{label}: cannot be read as a table ({error}); mend it.") from None
+            raise UserError(f"{label}: cannot be read as a table ({error}); fix it.") from None
         self._check_closed()
         header = self._record(0)[0] if len(self._starts) > 1 else []
         self.columns = tuple(header)

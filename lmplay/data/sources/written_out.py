@@ -88,7 +88,7 @@ class WrittenOut:
 
     def _too_much(self, what: str) -> UserError:
         """Make the error for something that a small file should not hold."""
-        return UserError(f"{self._label}: {what} holds more than {_MOST_BYTES:,} bytes, and far more than the file has; if that is meant, "
+        return UserError(f"{self._label}: {what} holds more than {_MOST_BYTES:,} bytes, and far more than the file has; if that is intended, "
                          "give its rows as JSON lines.")
 
 

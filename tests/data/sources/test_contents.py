@@ -61,7 +61,7 @@ def test_what_is_not_read_is_named(tmp_path, folder, kind, suffix):
 
 
 def test_messages_about_wrong_names_say_what_is_wrong(tmp_path, folder):
-    assert "is no Parquet file" in refused(write(tmp_path / "a.parquet", "Some words.\n"), folder)
+    assert "is not a Parquet file" in refused(write(tmp_path / "a.parquet", "Some words.\n"), folder)
     assert "damaged or cut off" in refused(write(tmp_path / "a.jsonl.gz", gzip.compress(LINES.encode() * 100)[:-9]), folder)
     assert "'.bin' files are not read" in refused(write(tmp_path / "a.bin", "Some words.\n"), folder)
     assert "packed twice" in refused(write(tmp_path / "b.jsonl.gz", gzip.compress(gzip.compress(LINES.encode()))), folder)

@@ -154,7 +154,7 @@ def test_a_small_file_that_holds_very_much_is_refused_and_leaves_nothing(tmp_pat
         pyarrow.parquet.write_table(pyarrow.table({"text": ["aaaa aaaa aaaa"] * 300_000}), path, compression="zstd")
     else:
         path.write_bytes(gzip.compress(data) if form == "gz" else zstd_frame(data))
-    assert "times its size; if that is meant, give what it holds as a plain file." in refused(path, folder)
+    assert "times its size; if that is intended, unpack it yourself." in refused(path, folder)
     assert list(folder.rglob("*.*")) == []
 
 
