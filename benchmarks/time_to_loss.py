@@ -27,7 +27,7 @@ _SIZES = ["--num-blocks", BLOCKS, "--embed-dim", WIDTH, "--num-heads", HEADS, "-
 _CLASSIC = (["--exp", "gpt2ish", "--lr", 1.5e-3, "--weight-decay", 0.1, "--betas", "0.9,0.95", "--grad-clip", 1.0],
             {"batch_size": BATCH, "lr_schedule": "cosine", "warmup": 0.05})
 _MODERN: tuple[list[Any], dict[str, Any]] = (
-    ["--exp", "modern", "--lr", 1e-2, "--weight-decay", 0.1, "--grad-clip", 1.0],
+    ["--exp", "modern", "--lr", 6e-3, "--weight-decay", 0.1, "--grad-clip", 1.0],
     {"batch_size": 8, "optimizer": "muon", "lr_schedule": {"name": "linear", "min_fraction": 0}, "warmup": 0.05})
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--held-out", required=True)
     parser.add_argument("--tokenizer", required=True, help="a folder")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--runs", nargs="+", default=["classic@180", "Trainer@180", "modern@36", "modern@18"], help="WAY@SECONDS; ways: " + ", ".join(WAYS))
+    parser.add_argument("--runs", nargs="+", default=["classic@180", "Trainer@180", "modern@36", "modern sampled@36", "modern sampled@18"], help="WAY@SECONDS; ways: " + ", ".join(WAYS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20, help="held-out texts")
     parser.add_argument("--keep", type=Path, help="a folder for the statistics of the runs, for lmp_plotstats")

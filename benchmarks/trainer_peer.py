@@ -34,8 +34,8 @@ def main() -> None:
         config = GPT2Config(vocab_size=len(tokenizer), n_positions=context, n_embd=width, n_layer=blocks, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0,
                             attn_pdrop=0.0, bos_token_id=tokenizer.eos_token_id, eos_token_id=tokenizer.eos_token_id)
         options = TrainingArguments(tempfile.mkdtemp(), per_device_train_batch_size=given["batch"], max_steps=given["steps"], bf16=given["bf16"],
-                                    learning_rate=1.5e-3, weight_decay=0.1, adam_beta2=0.95, warmup_ratio=0.05, lr_scheduler_type="cosine",
-                                    report_to="none", save_strategy="no", use_cpu=not torch.cuda.is_available(), seed=given["seed"])
+                                    learning_rate=1.5e-3, weight_decay=0.1, adam_beta2=0.95, warmup_steps=round(0.05 * given["steps"]),
+                                    lr_scheduler_type="cosine", report_to="none", save_strategy="no", use_cpu=not torch.cuda.is_available(), seed=given["seed"])
         model = GPT2LMHeadModel(config)
         Trainer(model, options, train_dataset=rows, data_collator=default_data_collator).train()
         model.save_pretrained(given["out"])
