@@ -118,7 +118,8 @@ def main() -> None:
     parser.add_argument("--held-out", required=True)
     parser.add_argument("--tokenizer", required=True, help="a folder")
     parser.add_argument("--results", type=Path, required=True)
-    parser.add_argument("--runs", nargs="+", default=["classic@180", "Trainer@180", "modern@36", "modern sampled@36", "modern sampled@18"], help="WAY@SECONDS; ways: " + ", ".join(WAYS))
+    parser.add_argument("--runs", nargs="+", default=["classic@180", "Trainer@180", "modern@36", "modern sampled@36", "modern sampled@18"],
+                        help="WAY@SECONDS; ways: " + ", ".join(WAYS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=20, help="held-out texts")
     parser.add_argument("--keep", type=Path, help="a folder for the statistics of the runs, for lmp_plotstats")
