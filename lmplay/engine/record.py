@@ -116,13 +116,14 @@ class Recorder:
             run.notifier.train(step.progress, step.known)
             run.notifier.event("skipped batch", step.progress, stage.stage.name)
             return
-        count = step.count * (1 - lost / step.updates)
+        kept = step.updates - lost or step.updates  # where all are lost, to a scaler, the sums are those of all
+        count = step.count * kept / step.updates
         figures = {**step.known, "loss_sum": loss_sum, "n_tokens": float(count), **dict(zip(step.own, sums, strict=True))}
         for number, ids in zip(step.predicted, predictions, strict=True) if run.is_main else ():  # others may not have the text
             add_words(figures, step.batch.pieces[number], ids.numpy())
         if math.isfinite(grad_norm) and count:  # else the gradient scaler has skipped the step
             figures |= {"grad_norm_sum": grad_norm, "grad_norms": 1.0}
-        sources = stage.by_source.name(step.batch, [one / (step.updates - lost) for one in source_sums])
+        sources = stage.by_source.name(step.batch, [one / kept for one in source_sums])
         run.record.stats.add_train(step.progress, figures)
         stage.stats.add_train(step.progress, figures, sources)
         run.notifier.train(step.progress, figures, sources)

@@ -12,6 +12,7 @@ import warm
 from helpers import ENVIRONMENT, ROOT, TINY, compare_runs, load, stop_at, train, weights, write_plan, write_rows
 from tasks import TASKS, grpo, write_reward
 
+from lmplay.device.runtime import Runtime
 from lmplay.engine import answers, stage
 from lmplay.train.__main__ import main
 
@@ -259,6 +260,35 @@ def test_of_several_updates_one_that_is_not_finite_is_left_out(capsys, monkeypat
     assert None not in content["columns"]["loss"]
     assert content["totals"].get("skipped_batches", 0) == 0
     assert content["columns"]["reward"] == pytest.approx([min(1.0, reward) for reward in content["columns"]["reward"]])
+
+
+def test_a_gradient_scaler_may_lose_all_updates_of_a_step(capsys, monkeypatch):
+    """As in the first steps in float16: they have changed nothing, their losses count, also by source, and the run goes on."""
+    for name in ("one", "two"):
+        write_rows(Path(f"{name}.jsonl"), TASKS)
+    write_plan(Path(), {"reason": {"dataset": ["one.jsonl", "two.jsonl"], "steps": 2, "objective": grpo(updates=2)}})
+    begin, original, calls = Runtime.__init__, stage.train_step, []
+
+    def scaled(self, settings, *ranks):
+        begin(self, settings, *ranks)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def overflowing(*arguments, **options):
+        sums = original(*arguments, **options)
+        calls.append(1)
+        if len(calls) <= 2:
+            sums.grad_norm = sums.grad_norm * torch.inf + torch.inf
+        return sums
+
+    monkeypatch.setattr(Runtime, "__init__", scaled)
+    monkeypatch.setattr(stage, "train_step", overflowing)
+    run(capsys, "out")
+    content = json.loads(Path("out/gpt2ish_model_step_reason_train_stats.json").read_text())
+    assert len(calls) == 4
+    assert None not in content["columns"]["loss"]
+    assert [norm is None for norm in content["columns"]["grad_norm"]] == [True, False]
+    assert all(0 <= reward <= 1 for reward in content["columns"]["reward"])
+    assert None not in [loss for source in content["sources"].values() for loss in source["columns"]["loss"]]
 
 
 def test_with_an_adapter_the_reference_is_the_model_without_it(capsys):
