@@ -13,6 +13,7 @@ _TOKEN, _BYTE, _SPECIAL = "token", "byte", "special"
 # Where there is no token of the same kind, one of the other has the same bytes.
 _OTHER = {_TOKEN: _BYTE, _BYTE: _TOKEN}
 _Key = tuple[str, bytes]
+_END: _Key = ("end", b"")
 _SPACE = "▁"  # what stands for a space in the pieces of SentencePiece
 
 
@@ -30,6 +31,18 @@ def matched_ids(new: Tokenizer, old: Tokenizer) -> list[int | None]:
         found[number] = known.get((kind, text), known.get((_OTHER.get(kind, kind), text)))
     found[new.end_id] = old.end_id
     return found
+
+
+def differing_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
+    """List the ids of a tokenizer that are another token in another one, or none. The other one may have more ids.
+
+    Texts are compared as by :func:`matched_ids`, but by their ids, so that several ids may have the same text; an id of no token may be one there, too.
+    """
+    if one.vocab_size <= other.vocab_size and all(one.spec.get(part) == other.spec.get(part) for part in ("kind", "json", "end_id")):
+        return []
+    mine, theirs = ({number: (_TOKEN if kind == _BYTE else kind, text) for number, (kind, text) in _keys(tokenizer).items()} | {tokenizer.end_id: _END}
+                    for tokenizer in (one, other))
+    return [number for number, key in sorted(mine.items()) if key != theirs.get(number)]
 
 
 def _keys(tokenizer: Tokenizer) -> dict[int, _Key]:
