@@ -11,6 +11,9 @@ from pathlib import Path
 from .errors import UserError
 from .files import is_state
 
+EXPORT_RECORD = "lmplay.json"
+"""What an export has in its folder beside the files of transformers: it says where it is from."""
+
 
 def in_folder(name: str, folder: str | Path) -> Path:
     """Say where a model file is: a name without a folder (`./idea.lmp` has one) lies in the output folder.

@@ -44,6 +44,7 @@ class TokenBudget:
     def __init__(self, run: Run, stage: StageSettings, grouping: Grouping, objective: Objective):
         self._run, self._stage, self._grouping, self._objective = run, stage, grouping, objective
         self.is_measured = run.settings.mini_batch_size == "auto"
+        self._borrower = ""
 
     @property
     def tokens(self) -> int:
@@ -88,11 +89,23 @@ class TokenBudget:
                 return
             # here the error is gone, and with it what its frames held
             run.runner.token_budget["tokens"] //= 2
-            self._remember()
+            if not self._borrower:
+                self._remember()
             run.optimizers.zero_grad()
             restore_torch_random_state(random_before)
             free_memory(run.runtime.device)
-            run.report.say(f"out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; the current mini-batches are done again")
+            run.report.say(f"{self._who}out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; "
+                           "the current mini-batches are done again")
+
+    @contextmanager
+    def lent(self, borrower: str) -> Iterator[None]:
+        """Let another model use the budget inside this block: where it is halved, that holds for this model alone and is not remembered; messages name it."""
+        before = self._run.runner.token_budget
+        self._run.runner.token_budget, self._borrower = {**before}, borrower
+        try:
+            yield
+        finally:
+            self._run.runner.token_budget, self._borrower = before, ""
 
     @contextmanager
     def _attempt(self, tokens: int, longest: int, failed: list[bool]) -> Iterator[int]:
@@ -114,8 +127,13 @@ class TokenBudget:
         told = f"{tokens:,} tokens" if self._run.settings.mini_batch_tokens else \
             f"one piece of up to {min(longest + 1, context_len)} tokens" if smallest else f"{size} pieces of up to {context_len} tokens"
         smaller = "" if smallest else "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then "
-        return f"out of memory with {told} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, --activation-checkpointing on, " \
-            "a smaller --context-len or model."
+        other = "a smaller --context-len or another teacher" if self._borrower else "--activation-checkpointing on, a smaller --context-len or model"
+        return f"{self._who}out of memory with {told} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, {other}."
+
+    @property
+    def _who(self) -> str:
+        """Begin a message of another model than the run's."""
+        return f"{self._borrower}: " if self._borrower else ""
 
     def _describe(self) -> dict[str, Any]:
         """List all that the best budget depends on, as JSON would give it back."""

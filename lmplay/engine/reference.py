@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -39,8 +40,11 @@ class Reference:
     values: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, piece: Piece) -> float:
-        """See above; the values are sums in nats."""
-        return self.values[key_of(piece)]
+        """See above; the values are sums in nats. Raises UserError where there is none."""
+        value = self.values.get(key_of(piece))
+        if value is None:
+            raise unknown(piece, "its log-probability by the reference is")
+        return value
 
 
 def key_of(piece: Piece) -> str:
@@ -87,26 +91,89 @@ def find_values(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
         raise UserError(f"stage '{stage.stage.name}': {path} {wrong}, and {lacking:,} log-probabilities of the model at the start of the stage are missing; "
                         f"it has been trained since. Bring {back} back, or {anew(run, stage)}.")
     run.report.say(f"stage '{stage.stage.name}': the log-probabilities of its answers by the model as it is now are computed, and kept in {path}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        values = _compute(part, begun, kept.values, name, pieces(), judge, wanted)
-        keep(run, part, path)
-    except OSError as error:
-        raise UserError(f"{part}: the log-probabilities of stage '{stage.stage.name}' could not be written ({error.strerror or error}); the same command goes "
-                        "on with it.") from error
+    with Growing(part, f"the log-probabilities of stage '{stage.stage.name}'", {"reference": name}, begun.n_bytes) as file:
+        values = _compute(file, begun, kept.values, pieces(), judge)
+        file.complete(wanted)
+        other = _read(path, name)  # of a run that was faster
+        if other.is_whole and other.made_for == wanted:
+            values = other.values
+        else:
+            file.rename(path)
+        file.tidy(run)
     stage.state.reference = name
     return values
 
 
-def keep(run: Run, part: Path, path: Path) -> None:
-    """Give a file that is complete its name, and remove what the run has begun for other data or settings; raises OSError."""
-    folder = path.parent
-    os.replace(part, path)
-    sync_folder(folder)
-    for begun_before in folder.glob("*.part"):
-        if begun_before.name.partition(".")[2] == f"{run.path.stem}.part":
-            begun_before.unlink()
-    sync_folder(folder.parent)  # it may have been made just now
+class Growing:
+    """A file that is being made, a line with its checksum after the other: what a kill leaves of it is gone on with.
+
+    Only what it does itself becomes a UserError that says what could not be written.
+    """
+
+    def __init__(self, path: Path, what: str, first: dict[str, Any], n_bytes: int):
+        """Open it, and its folder; raises UserError where it cannot be written, as all methods do.
+
+        :param path: its name while it is made.
+        :param what: it holds, for messages.
+        :param first: its first line.
+        :param n_bytes: those of it that are whole.
+        """
+        self._path, self._what = path, what
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in __exit__
+            self._file.truncate(n_bytes)
+        if not n_bytes:
+            self.add(first)
+
+    def __enter__(self) -> Growing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def add(self, line: dict[str, Any], content: bytes = b"") -> None:
+        """Write a line, and bytes behind it."""
+        left = memoryview(write_line(line) + content)
+        with self._writing():
+            while left:
+                left = left[self._file.write(left):]
+
+    def complete(self, wanted: dict[str, Any]) -> None:
+        """Write what it was made for, at its end."""
+        self.add({"made_for": wanted})
+        with self._writing():
+            os.fsync(self._file.fileno())
+            self._file.close()  # an open file cannot be renamed everywhere
+
+    def rename(self, path: Path) -> None:
+        """Give it its name; one that is whole must not be there, another run may be reading it."""
+        with self._writing():
+            os.replace(self._path, path)
+            sync_folder(path.parent)
+
+    def tidy(self, run: Run) -> None:
+        """Remove what the run has begun, this one too if it still has the name."""
+        folder = self._path.parent
+        with self._writing():
+            for begun_before in folder.glob("*.part"):
+                if begun_before.name.partition(".")[2] == f"{run.path.stem}.part":
+                    begun_before.unlink()
+            sync_folder(folder.parent)  # it may have been made just now
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the system refuses into a UserError."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{self._path}: {self._what} could not be written ({error.strerror or error}); the same command goes on with it.") from error
+
+
+def unknown(piece: Piece, what: str) -> UserError:
+    """Say that something is not known of a piece of a batch."""
+    return UserError(f"row {piece.sample.row:,} of source {piece.sample.source + 1} of the stage: {what} not known, so it is not as it was when the stage "
+                     "began: its data, or what turns it into tokens, has changed. Bring that back, or begin the stage anew.")
 
 
 def anew(run: Run, stage: OpenStage) -> str:
@@ -119,25 +186,17 @@ def anew(run: Run, stage: OpenStage) -> str:
     return "begin the run anew with --reset-history, which keeps the files of this one under other names"
 
 
-def _compute(part: Path, begun: _Kept, before: Mapping[str, float], name: str, pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]],
-             wanted: dict[str, Any]) -> dict[str, float]:
+def _compute(file: Growing, begun: _Kept, before: Mapping[str, float], pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]]) \
+        -> dict[str, float]:
     """Compute what is missing, chunk by chunk, and write all of it; what is in the file already is left there."""
     values = dict(begun.values)
-    with open(part, "ab") as file:
-        file.truncate(begun.n_bytes)
-        if not begun.n_bytes:
-            file.write(write_line({"reference": name}))
-        for chunk in chunks(pieces):
-            keys = [key_of(piece) for piece in chunk]
-            if all(key in values for key in keys):
-                continue
-            found = [before[key] for key in keys] if all(key in before for key in keys) else judge(chunk)
-            values.update(zip(keys, found, strict=True))
-            file.write(write_line({"values": dict(zip(keys, found, strict=True))}))
-            file.flush()
-        file.write(write_line({"made_for": wanted}))
-        file.flush()
-        os.fsync(file.fileno())
+    for chunk in chunks(pieces):
+        keys = [key_of(piece) for piece in chunk]
+        if all(key in values for key in keys):
+            continue
+        found = [before[key] for key in keys] if all(key in before for key in keys) else judge(chunk)
+        values.update(zip(keys, found, strict=True))
+        file.add({"values": dict(zip(keys, found, strict=True))})
     return values
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from torch.profiler import record_function
 
 from ..cadence import AUTO, AUTO_VALIDATIONS, VALIDATION_SHARE, VALIDATION_TOKEN, Cadence, intervals
-from ..checkpoints.base import identify
 from ..data.collate import Said
 from ..data.continuation import Cutter, Piece
 from ..data.stream import nothing_to_train_on
@@ -156,7 +155,9 @@ class StageRunner:
             self._reference.values = run.accord.from_main(lambda: find_values(run, self._open, self._pieces, self._log_probs))
         if self._taught is not None:
             random_before = random_state()
-            self._taught.become(run.accord.from_main(lambda: find_taught(run, self._open, self._pieces, self._asked)))
+            assert self.objective.teaching is not None
+            with self._budget.lent(f"teacher {self.objective.teaching.name}"):
+                self._taught.become(run.accord.from_main(lambda: find_taught(run, self._open, self._pieces, self._asked)))
             self.state.reference = self._taught.header["taught"]
             restore_random_state(random_before)  # the teacher has been built, on one rank
             free_memory(run.runtime.device)
@@ -348,17 +349,17 @@ class StageRunner:
         """Open a teacher: what identifies its weights, and what asks it about the tokens of pieces; of several ranks only this one does."""
         run, teaching = self.run, self.objective.teaching
         assert teaching is not None
-        model, grouping = open_teacher(teacher, run.runtime, self._grouping)
+        opened = open_teacher(teacher, run.runtime, self._grouping)
 
         def ask(pieces: list[Piece]) -> list[Said]:
             found: list[Said] = []
             for attempt in self._budget.attempts(self.cutter.context_len):
                 with attempt as tokens:
                     budget = run.settings.validation_budget(self.cutter.context_len, tokens)
-                    found = ask_about(model, pieces, grouping.mini_batches(pieces, budget), teaching, run.model.tokenizer.vocab_size)
+                    found = ask_about(opened, pieces, budget, teaching, run.model.tokenizer)
             return found
 
-        return identify(model.raw.state_dict()), ask
+        return opened.identity, ask
 
     def _judge(self, units: Callable[[], Iterable[list[Piece]]]) -> Evaluation | None:
         """Judge the model by held-out samples, and let it continue prompts; None when a request to stop came in between, and without samples."""

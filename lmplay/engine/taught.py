@@ -7,11 +7,11 @@ are of each piece the ids, then the log-probabilities. At the end is a line that
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,12 +21,16 @@ import numpy as np
 from ..data.collate import Said
 from ..data.continuation import Piece
 from ..errors import UserError
-from ..words import counted
-from .reference import FOLDER, anew, chunks, keep, key_of, made_for, missing, read_line, write_line
+from ..files import check_free_bytes
+from ..objectives.base import Teaching
+from ..words import bytes_in_words, counted
+from .reference import FOLDER, Growing, anew, chunks, key_of, made_for, missing, read_line, unknown
 from .run import OpenStage, Run
 from .teacher import Teacher, check_fit, find_teacher
 
 _TELL_SECONDS = 60.0  # how often it is said how far the asking has come
+_LOOKED = 1000  # pieces, from which the size of the file is estimated
+_SURE = 0.8  # of that estimate this share must fit on the disk
 Asked = Callable[[list[Piece]], list[Said]]
 
 
@@ -47,16 +51,22 @@ class Taught:
     _bytes: Any = None
 
     def __call__(self, piece: Piece) -> Said:
-        """See above."""
+        """See above; raises UserError where nothing is known of it."""
         assert self.path is not None
+        if (key := key_of(piece)) not in self.places:
+            raise unknown(piece, "what the teacher says of it is")
         if self._bytes is None:
             self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
-        begin, n_tokens = self.places[key_of(piece)]
+        begin, n_tokens = self.places[key]
         width, id_type = self.header["top_k"], np.dtype(self.header["ids"])
         middle = begin + n_tokens * width * id_type.itemsize
         end = middle + n_tokens * (width + 2) * 4
         ids, log_probs = self._bytes[begin:middle].tobytes(), self._bytes[middle:end].tobytes()
         return np.frombuffer(ids, id_type).reshape(n_tokens, width), np.frombuffer(log_probs, "<f4").reshape(n_tokens, width + 2)
+
+    def answers(self, wanted: dict[str, Any]) -> bool:
+        """Tell whether the file is whole, and was made for this."""
+        return self.is_whole and self.made_for == wanted
 
     def become(self, other: Taught) -> None:
         """Give from now on what another one gives."""
@@ -73,12 +83,12 @@ def find_taught(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
         written.
     """
     assert stage.objective.teaching is not None
-    teaching, state, folder, name = stage.objective.teaching, stage.state, run.out_dir / FOLDER, stage.stage.name
+    teaching, state, folder = stage.objective.teaching, stage.state, run.out_dir / FOLDER
     vocab_size = run.model.tokenizer.vocab_size
     wanted = {**made_for(run, stage), "top_k": teaching.top_k, "temperature": teaching.temperature, "vocabulary": vocab_size}
     kept = read_taught(folder / f"{state.reference}.taught") if state.reference else Taught()
     trained = state.position is not None
-    if kept.is_whole and (kept.made_for == wanted or (trained and not missing(pieces(), kept.places))):
+    if kept.answers(wanted) or (kept.is_whole and trained and not missing(pieces(), kept.places)):
         return kept
     teacher, identity, ask = _open_teacher(run, stage, asked, kept)
     said = blake2b(digest_size=16)
@@ -88,21 +98,48 @@ def find_taught(run: Run, stage: OpenStage, pieces: Callable[[], Iterable[Piece]
                         f"missing. Bring it back, or the file {folder / f'{state.reference}.taught'}, or {anew(run, stage)}.")
     path = folder / f"{said.hexdigest()}.taught"
     found = read_taught(path)
-    if not (found.is_whole and found.made_for == wanted):
-        part = path.with_name(f"{path.stem}.{run.path.stem}.part")
-        header = {"taught": path.stem, "teacher": identity, "top_k": min(teaching.top_k, vocab_size), "ids": "<u2" if vocab_size <= 1 << 16 else "<u4"}
-        run.report.say(f"stage '{name}': {teaching.name} is asked about its tokens; what it says is kept in {path}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            n_tokens = _Asking(run, part, header, kept).go(pieces(), ask, wanted)
-            keep(run, part, path)
-        except OSError as error:
-            raise UserError(f"{part}: what {teaching.name} says of the tokens of stage '{name}' could not be written ({error.strerror or error}); the same "
-                            "command goes on with it.") from error
-        found = read_taught(path)
-        run.report.say(f"stage '{name}': {teaching.name} has been asked about {counted(n_tokens, 'token')} ({found.n_bytes / 1e6:,.1f} MB)")
+    if not found.answers(wanted):
+        header = {"taught": path.stem, "teacher": identity, "precision": run.runtime.precision, "temperature": teaching.temperature,
+                  "top_k": min(teaching.top_k, vocab_size), "ids": _id_type(vocab_size).str}
+        found = _Asking(run, stage, teacher, header, kept).go(path, pieces, ask, wanted)
     state.reference = path.stem
     return found
+
+
+def file_bytes(teaching: Teaching, vocab_size: int, n_tokens: int) -> int:
+    """Give the bytes that what a teacher says of tokens takes, but for the keys of their pieces."""
+    width = min(teaching.top_k, vocab_size)
+    return n_tokens * (width * _id_type(vocab_size).itemsize + (width + 2) * 4)
+
+
+def _id_type(vocab_size: int) -> np.dtype[Any]:
+    """Give the type of the ids in a file."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _expected_bytes(stage: OpenStage, pieces: Iterable[Piece], vocab_size: int) -> int:
+    """Estimate the size of a stage's file from its first pieces, each sample once; 0 where nobody knows how many samples there are."""
+    assert stage.objective.teaching is not None
+    looked = [*islice(pieces, _LOOKED)]
+    n_samples = sum(piece.last for piece in looked)
+    if not n_samples:
+        return 0
+    of_sample, stream = sum({key_of(piece): piece.n_truth for piece in looked}.values()) / n_samples, stage.data.open_samples()
+    lengths = [stream.total, stream.rows_per_epoch]
+    if stage.stage.tokens is not None:
+        lengths.append(round(stage.stage.tokens / of_sample))
+    if stage.stage.steps is not None:
+        lengths.append(round(stage.stage.steps * stage.settings.batch_size * n_samples / len(looked)))
+    return file_bytes(stage.objective.teaching, vocab_size, round(of_sample * min((length for length in lengths if length is not None), default=0)))
+
+
+def _check_space(path: Path, folder: Path, teacher: Teacher, size: int, n_bytes: int) -> None:
+    """Refuse to ask where a file of about this size will hardly fit on the disk of a folder that there is; it has some bytes already."""
+    try:
+        check_free_bytes(folder, round(_SURE * size) - n_bytes)
+    except OSError as error:
+        raise UserError(f"{teacher.label}: what it says of the stage's tokens takes about {bytes_in_words(size)} in {path}: {error.strerror}. Free some space, "
+                        "choose an --out-dir on another disk, or a smaller top_k.") from None
 
 
 def _open_teacher(run: Run, stage: OpenStage, asked: Callable[[Teacher], tuple[str, Asked]], kept: Taught) -> tuple[Teacher, str, Asked]:
@@ -122,45 +159,60 @@ def _open_teacher(run: Run, stage: OpenStage, asked: Callable[[Teacher], tuple[s
 class _Asking:
     """Asks a teacher about what is not known yet, chunk by chunk, and writes what it says; what is in the file already is left there."""
 
-    def __init__(self, run: Run, part: Path, header: dict[str, Any], before: Taught):
+    def __init__(self, run: Run, stage: OpenStage, teacher: Teacher, header: dict[str, Any], before: Taught):
         """
-        :param part: the file to write, or to go on with.
+        :param header: the first line of the file.
         :param before: what the stage was begun with; of the same teacher it is taken over.
         """
-        self._run, self._part, self._header = run, part, header
+        self._run, self._stage, self._teacher, self._header = run, stage, teacher, header
         self._before = before if {**before.header, "taught": header["taught"]} == header else Taught()
-        begun = read_taught(part)
-        self._begun = begun if begun.header == header else Taught()
+        self._known: dict[str, int] = {}
         self._told = time.monotonic()
 
-    def go(self, pieces: Iterable[Piece], ask: Asked, wanted: dict[str, Any]) -> int:
-        """Do it; gives the number of tokens of which something is known then."""
-        known = {key: n_tokens for key, (_, n_tokens) in self._begun.places.items()}
-        with open(self._part, "ab") as file:
-            file.truncate(self._begun.n_bytes)
-            if not self._begun.n_bytes:
-                file.write(write_line(self._header))
-            for chunk in chunks(pieces):
-                keys = [key_of(piece) for piece in chunk]
-                if all(key in known for key in keys):
-                    continue
-                said = [self._before(piece) for piece in chunk] if all(key in self._before.places for key in keys) else ask(chunk)
-                known.update((key, len(ids)) for key, (ids, _) in zip(keys, said, strict=True))
-                content = b"".join(part for ids, log_probs in said for part in (ids.astype(self._header["ids"]).tobytes(), log_probs.astype("<f4").tobytes()))
-                file.write(write_line({"keys": keys, "tokens": [known[key] for key in keys], "bytes": len(content), "crc": crc32(content)}))
-                file.write(content)
-                file.flush()
-                self._tell(known)
-            file.write(write_line({"made_for": wanted}))
-            file.flush()
-            os.fsync(file.fileno())
-        return sum(known.values())
+    def go(self, path: Path, pieces: Callable[[], Iterable[Piece]], ask: Asked, wanted: dict[str, Any]) -> Taught:
+        """Do it; gives what is in the file then."""
+        teaching, say = self._stage.objective.teaching, self._run.report.say
+        assert teaching is not None
+        of, part = f"stage '{self._stage.stage.name}'", path.with_name(f"{path.stem}.{self._run.path.stem}.part")
+        begun = read_taught(part)
+        begun = begun if begun.header == self._header else Taught()
+        self._known = {key: n_tokens for key, (_, n_tokens) in begun.places.items()}
+        size = _expected_bytes(self._stage, pieces(), self._run.model.tokenizer.vocab_size)
+        _check_space(path, self._run.out_dir, self._teacher, size, begun.n_bytes)
+        about = f" (about {bytes_in_words(size)})" if size else ""
+        say(f"{of}: {teaching.name} is asked about its tokens; what it says is kept in {path}{about}")
+        with Growing(part, f"what {teaching.name} says of the tokens of {of}", self._header, begun.n_bytes) as file:
+            self._ask(file, pieces(), ask)
+            file.complete(wanted)
+            if not (found := read_taught(path)).answers(wanted):  # else another run was faster
+                file.rename(path)
+                found = read_taught(path)
+            file.tidy(self._run)
+        if not found.answers(wanted):
+            raise UserError(f"{path}: is not as it has just been written; something else writes to it, or its disk is damaged. Choose another --out-dir, or "
+                            "remove the file and run the same command again.")
+        say(f"{of}: {teaching.name} has been asked about {counted(sum(self._known.values()), 'token')} ({found.n_bytes / 1e6:,.1f} MB)")
+        return found
 
-    def _tell(self, known: dict[str, int]) -> None:
-        """Say now and then how far it is."""
-        if time.monotonic() - self._told > _TELL_SECONDS:
-            self._told = time.monotonic()
-            self._run.report.say(f"asked about {counted(sum(known.values()), 'token')} so far")
+    def _ask(self, file: Growing, pieces: Iterable[Piece], ask: Asked) -> None:
+        """Write what is said of the pieces that nothing is known of."""
+        known, before = self._known, self._before
+        for chunk in chunks(self._followed(pieces)):
+            keys = [key_of(piece) for piece in chunk]
+            if all(key in known for key in keys):
+                continue
+            said = [before(piece) for piece in chunk] if all(key in before.places for key in keys) else ask(chunk)
+            known.update((key, len(ids)) for key, (ids, _) in zip(keys, said, strict=True))
+            content = b"".join(part for ids, log_probs in said for part in (ids.astype(self._header["ids"]).tobytes(), log_probs.astype("<f4").tobytes()))
+            file.add({"keys": keys, "tokens": [known[key] for key in keys], "bytes": len(content), "crc": crc32(content)}, content)
+
+    def _followed(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Say now and then how far it is, also where pieces come again and nothing is asked, as in a second epoch."""
+        for number, piece in enumerate(pieces):
+            if time.monotonic() - self._told > _TELL_SECONDS:
+                self._told = time.monotonic()
+                self._run.report.say(f"asked about {counted(sum(self._known.values()), 'token')} so far, after {counted(number, 'piece')} of the stage's data")
+            yield piece
 
 
 def read_taught(path: Path) -> Taught:

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..checkpoints.base import identify
 from ..checkpoints.format import read
 from ..checkpoints.trained import open_trained
-from ..data.collate import MiniBatch, Said
+from ..data.beginning import begun
+from ..data.collate import Said
 from ..data.continuation import Piece
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
@@ -22,7 +24,7 @@ from ..objectives.distill import ask
 from ..objectives.losses import CHUNK, hidden_states
 from ..plan.settings import Settings
 from ..tokenizer import Tokenizer
-from ..tokenizer.matching import matched_ids
+from ..tokenizer.matching import differing_ids
 from .batches import Grouping
 from .run import OpenStage
 
@@ -31,12 +33,30 @@ _FOREIGN = "hf:"
 
 @dataclass(frozen=True)
 class Teacher:
-    """A teacher that has been found; `longest` is the most tokens that it reads (None = no limit), `build` gives it with its weights, on the CPU."""
+    """A teacher that has been found at `source`; `longest` is the most tokens that it reads (None = no limit), `begin_id` the token that everything begins with
+    in a model of others (None = none), `build` gives it with its weights, on the CPU."""
 
     label: str
+    source: str
     tokenizer: Tokenizer
     longest: int | None
+    begin_id: int | None
     build: Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class OpenTeacher:
+    """A teacher on the device; `grouping` says how its mini-batches are made."""
+
+    found: Teacher
+    model: DeviceModel
+    grouping: Grouping
+
+    @property
+    def identity(self) -> str:
+        """What decides what it says of texts."""
+        weights, begin_id = identify(self.model.raw.state_dict()), self.found.begin_id
+        return weights if begin_id is None else f"{weights} after {begin_id}"
 
 
 def find_teacher(stage: OpenStage, settings: Settings) -> Teacher:
@@ -50,26 +70,25 @@ def find_teacher(stage: OpenStage, settings: Settings) -> Teacher:
     if name.startswith(_FOREIGN) or (Path(name).expanduser().is_dir() and not path.is_file()):
         from ..exp.imported import open_foreign
 
-        foreign = open_foreign(name.removeprefix(_FOREIGN), label)
-        return Teacher(label, foreign.tokenizer, foreign.longest, lambda: foreign.build(context_len))
+        source = name.removeprefix(_FOREIGN)
+        foreign = open_foreign(source, label)
+        return Teacher(label, source, foreign.tokenizer, foreign.longest, foreign.begin_id, lambda: foreign.build(context_len))
     if not path.exists():
         raise UserError(f"{label}: there is no such file as {path}, and no such folder; give a .lmp, a folder of transformers, or {_FOREIGN}NAME.")
     try:
         built = read(path, "It is left as it is.", mmap=True)["model"]["state_args"]
-        return Teacher(label, Tokenizer(built["tokenizer"]), built["args"].get("context_len"), lambda: open_trained(path).module)
+        return Teacher(label, str(path), Tokenizer(built["tokenizer"]), built["args"].get("context_len"), None, lambda: open_trained(path).module)
     except UserError as error:
         raise UserError(*(f"{label}: {fault}" for fault in error.faults)) from None
 
 
 def check_fit(teacher: Teacher, stage: OpenStage, tokenizer: Tokenizer) -> None:
     """Refuse a teacher that reads other tokens than the model, or shorter texts; raises UserError."""
-    assert stage.objective.teaching is not None
-    name, own, context_len = stage.objective.teaching.name, teacher.tokenizer, stage.settings.context_len
-    if tokenizer.spec != own.spec and (known := matched_ids(tokenizer, own)) != [*range(tokenizer.vocab_size)]:
-        n_other = sum(number != place for place, number in enumerate(known))
-        raise UserError(f"{teacher.label}: of the {tokenizer.vocab_size:,} tokens of the model's tokenizer ({tokenizer.name}), {n_other:,} have another id or "
-                        f"none in that of the teacher ({own.name}); give a new model the teacher's (--tokenizer {name.removeprefix(_FOREIGN)}), or choose "
-                        "another teacher.")
+    own, context_len = teacher.tokenizer, stage.settings.context_len
+    if others := differing_ids(tokenizer, own):
+        raise UserError(f"{teacher.label}: of the {tokenizer.vocab_size:,} tokens of the model's tokenizer ({tokenizer.name}), {len(others):,} have another id "
+                        f"or none in that of the teacher ({own.name}); give a new model the teacher's (--tokenizer {teacher.source}), or choose another "
+                        "teacher.")
     if teacher.longest is not None and teacher.longest < context_len:
         raise UserError(f"{teacher.label}: it reads {teacher.longest:,} tokens at most, and the stage's context_len is {context_len:,}; lower that, or choose "
                         "another teacher.")
@@ -85,29 +104,38 @@ def check_teachers(stages: Iterable[OpenStage], settings: Settings, tokenizer: T
     faults.refuse()
 
 
-def open_teacher(teacher: Teacher, runtime: Runtime, grouping: Grouping) -> tuple[DeviceModel, Grouping]:
-    """Put a teacher on the device; gives with it how its mini-batches are made."""
+def open_teacher(teacher: Teacher, runtime: Runtime, grouping: Grouping) -> OpenTeacher:
+    """Put a teacher on the device.
+
+    :param grouping: how the mini-batches of the stage are made.
+    """
     module = teacher.build().to(runtime.device).requires_grad_(False).eval()
     packed = grouping.packed and "lengths" in inspect.signature(module.forward).parameters
-    return DeviceModel(module, module, runtime), replace(grouping.alone(), packed=packed)
+    return OpenTeacher(teacher, DeviceModel(module, module, runtime), replace(grouping.alone(), packed=packed))
 
 
-def ask_about(model: DeviceModel, pieces: Sequence[Piece], mini_batches: Sequence[MiniBatch], teaching: Teaching, vocab_size: int) -> list[Said]:
+def ask_about(teacher: OpenTeacher, pieces: Sequence[Piece], token_budget: int, teaching: Teaching, tokenizer: Tokenizer) -> list[Said]:
     """Ask a teacher about the truth tokens of each piece.
 
-    :param model: the teacher.
-    :param vocab_size: the tokens of the tokenizer: a model may have more rows than these.
+    :param token_budget: the most tokens of a mini-batch, see :meth:`.batches.Grouping.mini_batches`.
+    :param tokenizer: that the pieces were made with; a teacher may have more rows than this has tokens.
     :return: ids of at most `top_k` tokens, and the log-probabilities of :class:`lmplay.data.collate.Taught` in float32.
+    :raises UserError: when the teacher has fewer rows.
     """
+    model, vocab_size = teacher.model, tokenizer.vocab_size
+    read = [begun(piece, teacher.found.begin_id, tokenizer) for piece in pieces]
     found: list[Said] = [(np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))] * len(pieces)
     with torch.no_grad():
-        for mini_batch in mini_batches:
+        for mini_batch in teacher.grouping.mini_batches(read, token_budget):
             mini_batch = mini_batch.to(model.runtime.device)
             ids, log_probs = [], []
             with model.runtime.autocast():
                 hidden_ND = hidden_states(model.wrapped, mini_batch)
                 for hidden, targets in zip(hidden_ND.split(CHUNK), mini_batch.targets_N.split(CHUNK), strict=True):
                     logits = model.head(hidden)[:, :vocab_size]
+                    if logits.shape[1] < vocab_size:
+                        raise UserError(f"{teacher.found.label}: it knows the first {logits.shape[1]:,} tokens only of the {vocab_size:,} of the tokenizer; "
+                                        "choose another teacher.")
                     said = ask(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, teaching)
                     ids.append(said.ids_CK.cpu())
                     log_probs.append(said.log_probs_CR.float().cpu())

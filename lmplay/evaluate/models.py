@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import is_state
-from ..paths import in_folder
+from ..paths import EXPORT_RECORD, in_folder
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings, find_model
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..writing.prompting import Prompting
 
 _FOREIGN = "hf:"
-# The file of an export that says where it is from.
-_RECORD = "lmplay.json"
 # The longest sequence that is read at once unless --context says otherwise: models of others allow up to a million tokens.
 _MOST_CONTEXT = 4096
 
@@ -129,9 +127,7 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
     folder, foreign = Path(source).expanduser(), open_foreign(source, f"MODEL {label}")
     longest, tokenizer = foreign.longest or _MOST_CONTEXT, foreign.tokenizer
     module = foreign.build(longest)
-    prompting = recorded(tokenizer, _forms_of(folder), form)
-    if not (folder / _RECORD).is_file():  # an export of ours has learned texts after an end token
-        prompting = replace(prompting, begin_id=tokenizer.begin_id)
+    prompting = replace(recorded(tokenizer, _forms_of(folder), form), begin_id=foreign.begin_id)
     return Judged(label, module.eval(), tokenizer, longest, prompting, device, None)
 
 
@@ -140,7 +136,7 @@ def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
     from ..data.samples import FORMS
 
     try:
-        forms = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["forms"]
+        forms = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))["forms"]
         return {str(stage): [{"form": source["form"], "chat": source.get("chat")} for source in sources if source["form"] in FORMS]
                 for stage, sources in forms.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, value_fault
 from ..hub import first_line
+from ..paths import EXPORT_RECORD
 from ..tokenizer import Tokenizer, load_tokenizer
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
 
@@ -89,10 +90,12 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of transformers as it is, to be used: its tokenizer, the most tokens that it reads (None = no limit), and what builds it, on the CPU."""
+    """A model of transformers as it is, to be used: its tokenizer, the most tokens that it reads (None = no limit), the token that everything begins with
+    (None = an end token before plain texts, as in our training), and what builds it, on the CPU."""
 
     tokenizer: Tokenizer
     longest: int | None
+    begin_id: int | None
     build: Callable[[int], nn.Module]
     """Gives it for sequences of a length, in training mode; raises UserError where its weights cannot be read."""
 
@@ -122,7 +125,8 @@ def open_foreign(source: str, label: str) -> Foreign:
             raise UserError(*(f"{label}: {fault}" for fault in error.faults)) from None
         return module
 
-    return Foreign(tokenizer, longest, build)
+    is_ours = (folder / EXPORT_RECORD).is_file()  # which has learned texts after an end token
+    return Foreign(tokenizer, longest, None if is_ours else tokenizer.begin_id, build)
 
 
 def check_folder(folder: Path, label: str) -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import make_folder, sync_folder
-
-RECORD = "lmplay.json"
-"""Says where an export is from; its `files` are those that were written."""
+from ..paths import EXPORT_RECORD
 
 
 def check_target(folder: Path, model: Path, overwrite: bool) -> None:
@@ -69,19 +67,19 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 def write_record(folder: Path, record: dict[str, object]) -> None:
     """Write where an export is from."""
-    (folder / RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _list_files(folder: Path) -> None:
     """Add the names of all files to the record."""
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    record = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))
     write_record(folder, {**record, "files": _names(folder)})
 
 
 def _foreign(folder: Path) -> list[str]:
     """List the files of a folder that no export has written."""
     try:
-        ours = {str(name) for name in json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]}
+        ours = {str(name) for name in json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         ours = set()
     return [name for name in _names(folder) if name not in ours]

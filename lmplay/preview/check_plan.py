@@ -22,6 +22,7 @@ from ..engine.batches import Batches, Grouping, TrainBatch
 from ..engine.opening import Outline, check_all, freeze, make_model
 from ..engine.run import OpenStage
 from ..engine.step import train_step
+from ..engine.taught import file_bytes
 from ..engine.teacher import check_teachers
 from ..errors import Faults, UserError
 from ..objectives.base import Objective
@@ -143,12 +144,16 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: T
         if writing is not None:
             answers = write_some(stage, model, view.tokenizer, settings.seed, grouping, measured.first)
         timer.time(stage.objective, answers.batch if answers is not None else measured.first)
-        trained = {"adapter": in_words(stage.settings.adapter, model.raw)} if stage.settings.adapter is not None else {}
+        trained: dict[str, Any] = {"adapter": in_words(stage.settings.adapter, model.raw)} if stage.settings.adapter is not None else {}
     estimate = _estimate(stage, measured, timer)
     if answers is not None and writing is not None and estimate["steps"] is not None:
         seconds = answers.seconds + writing.updates * timer.seconds_per_slot * answers.slots
         estimate |= {"seconds": estimate["steps"] * writing.updates * timer.seconds_per_update + estimate["samples"] * seconds,
                      "tokens": round(estimate["samples"] * answers.tokens), "tokens_error": 0.0}
+    if stage.objective.teaching is not None and estimate["tokens"] is not None:
+        per_epoch = stage.data.open_samples().rows_per_epoch
+        once = 1.0 if per_epoch is None else min(1.0, per_epoch * measured.share_of_samples / estimate["samples"])
+        trained["teacher_bytes"] = file_bytes(stage.objective.teaching, view.tokenizer.vocab_size, round(once * estimate["tokens"]))
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
     return {**estimate, **trained, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN if sample.rejected is None else None)

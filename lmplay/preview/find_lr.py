@@ -200,8 +200,7 @@ def _with_others(settings: Settings, stage: OpenStage, view: StageView, model: D
     if stage.objective.teaching is not None:
         found = find_teacher(stage, settings)
         check_fit(found, stage, view.tokenizer)
-        teacher, asked = open_teacher(found, model.runtime, grouping)
-        said = ask_about(teacher, pieces, asked.mini_batches(pieces, budget), stage.objective.teaching, view.tokenizer.vocab_size)
+        said = ask_about(open_teacher(found, model.runtime, grouping), pieces, budget, stage.objective.teaching, view.tokenizer)
         known = dict(zip(keys, said, strict=True))
         return replace(grouping, teacher=lambda piece: known[key_of(piece)])
     return grouping

@@ -1,4 +1,5 @@
 """Stages with a teacher as whole runs: it is asked once, what it says is kept, gone on with after a kill, and missed clearly; figures, exact resume."""
+import errno
 import json
 import os
 import re
@@ -8,10 +9,26 @@ from pathlib import Path
 import pytest
 import several
 import torch
+from answers import pieces_of_answers
 from helpers import TINY, compare_runs, load, sentences, stop_at, train, weights, write_plan, write_rows
+from laws import make_model
+from texts import BYTES
 
-from lmplay.engine import reference, stage
+from lmplay.checkpoints.base import identify
+from lmplay.checkpoints.trained import open_trained
+from lmplay.data.continuation import Cutter
+from lmplay.data.samples import Sample
+from lmplay.device.model import DeviceModel
+from lmplay.device.runtime import Runtime
+from lmplay.engine import budget, held_out, reference, stage, taught
+from lmplay.engine.batches import Grouping
+from lmplay.engine.taught import Taught, read_taught
+from lmplay.engine.teacher import OpenTeacher, Teacher, ask_about
+from lmplay.errors import UserError
 from lmplay.export.__main__ import main as export
+from lmplay.objectives.base import Teaching
+from lmplay.objectives.distill import ask
+from lmplay.plan.settings import Settings
 from lmplay.train.__main__ import main
 
 FLAGS = ["--training-plan", "plan.json", "--validation-interval", "20", "--validation-samples", "4"]
@@ -160,8 +177,6 @@ def test_a_kill_between_the_asking_and_the_first_step_changes_nothing(folder, ca
 
 
 def read_keys(out):
-    from lmplay.engine.taught import read_taught
-
     return read_taught(kept(out)).places
 
 
@@ -208,6 +223,155 @@ def test_other_validation_samples_are_asked_about_only_where_they_are_new(folder
     run(capsys, "out", "--validation-samples", "2")
     assert seen == []
     assert kept("out") == before
+
+
+def test_of_more_validation_samples_the_new_ones_are_asked_about(folder, capsys, monkeypatch):
+    monkeypatch.setattr(held_out, "FINAL_FACTOR", 1)  # else the end of the stage judges all held-out samples of so few in any case
+    with monkeypatch.context() as patch:
+        stop_at(patch, {5})
+        run(capsys, "out", "--validation-samples", "2", code=130)
+    before = read_taught(kept("out"))
+    seen = counting(monkeypatch)
+    shutil.copytree("out", "other")
+    run(capsys, "out", "--validation-samples", "6")
+    path, = {*Path("out/references").iterdir()} - {before.path}
+    after = read_taught(path)
+    assert before.places.keys() < after.places.keys()
+    assert 0 < sum(seen) < len(after.places)
+    del seen[:]
+    run(capsys, "other", "--validation-samples", "6", "--amp", "bfloat16")  # which the teacher's figures so far are not of
+    path, = {*Path("other/references").iterdir()} - {Path("other/references", before.path.name)}
+    assert sum(seen) == len(read_taught(path).places)
+    assert read_taught(path).header["precision"] != after.header["precision"]
+
+
+def test_a_file_that_another_run_has_finished_meanwhile_is_left_and_used(folder, capsys, monkeypatch):
+    run(capsys, "whole")
+    original, there = stage.ask_about, Path("out/references", kept("whole").name)
+
+    def ask(*arguments):
+        if not there.exists():
+            shutil.copy(kept("whole"), there)
+        seen.add(there.stat().st_ino)
+        return original(*arguments)
+
+    seen = set()
+    monkeypatch.setattr(stage, "ask_about", ask)
+    run(capsys, "out")
+    assert kept("out") == there  # and nothing else
+    assert seen == {there.stat().st_ino}
+    assert compare_runs(Path("whole"), Path("out")) == []
+
+
+def test_a_file_that_is_not_what_was_written_is_told(folder, capsys, monkeypatch):
+    original = reference.Growing.rename
+
+    def rename(self, path):
+        original(self, path)
+        path.write_bytes(path.read_bytes()[:-9])
+
+    monkeypatch.setattr(reference.Growing, "rename", rename)
+    assert ".taught: is not as it has just been written" in run(capsys, "out", code=2)
+
+
+def test_only_what_cannot_be_written_is_told_as_such(folder, capsys, monkeypatch):
+    def fail(*arguments):
+        raise OSError(errno.EIO, "the data is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "ask_about", fail)
+        with pytest.raises(OSError, match="the data is gone"):
+            run(capsys, "out")
+    monkeypatch.setattr(reference.os, "fsync", fail)
+    with pytest.raises(UserError, match=r"new\.part: the words could not be written \(the data is gone\); the same command goes on with it"), \
+            reference.Growing(Path("new.part"), "the words", {"first": 1}, 0) as file:
+        file.complete({})
+
+
+def test_of_a_piece_that_nothing_is_known_of_a_line_says_so():
+    piece = pieces_of_answers([3], [0.0])[0]
+    with pytest.raises(UserError, match=r"^row [\d,]+ of source 1 of the stage: what the teacher says of it is not known, .* begin the stage anew\.$"):
+        Taught(Path("nowhere"))(piece)
+    with pytest.raises(UserError, match=r"its log-probability by the reference is not known"):
+        reference.Reference()(piece)
+
+
+def test_the_size_of_the_file_is_told_and_refused_where_it_does_not_fit(folder, capsys, monkeypatch):
+    write_plan(Path(), {"learn": {"dataset": "texts.jsonl", "samples": 60, "objective": PLAIN}})
+    said = run(capsys, "out", "--check-plan")
+    assert re.search(r"^   teacher     what it says of the tokens takes about [\d.]+ MiB in the output folder$", said, re.MULTILINE)
+    asked, original = [], taught.check_free_bytes
+    monkeypatch.setattr(taught, "check_free_bytes", lambda folder, needed: asked.append(needed) or original(folder, needed))
+    said = run(capsys, "out")
+    assert re.search(r"what it says is kept in \S+\.taught \(about [\d.]+ MiB\)", said)
+    assert 0.5 < asked[0] / kept("out").stat().st_size < 1.2
+    monkeypatch.setattr(taught, "check_free_bytes", lambda folder, needed: original(folder, 1 << 60))
+    said = run(capsys, "none", code=2)
+    assert re.search(r"stage 'learn': teacher \S+: what it says of the stage's tokens takes about .* are free on the disk\. Free some space, choose", said)
+    assert not Path("none/references").exists()
+
+
+def test_memory_that_runs_out_for_the_teacher_is_no_matter_of_the_model(folder, capsys, monkeypatch):
+    original, most = stage.ask_about, [0]
+    monkeypatch.setattr(budget, "measure", lambda run, stage, grouping, objective: {240: 1.0})
+
+    def ask(teacher, pieces, token_budget, *rest):
+        if token_budget > most[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return original(teacher, pieces, token_budget, *rest)
+
+    monkeypatch.setattr(stage, "ask_about", ask)
+    said = run(capsys, "none", "--mini-batch-size", "auto", code=1)
+    assert "teacher teacher/gpt2ish_model.lmp: out of memory with one piece of up to 48 tokens in a mini-batch" in said
+    assert "or another teacher" in said
+    most[0] = 120
+    said = run(capsys, "out", "--mini-batch-size", "auto")
+    assert said.count("teacher teacher/gpt2ish_model.lmp: out of memory with 240 tokens in a mini-batch: from here on 120;") == 1
+    for out in ("none", "out"):
+        assert {one["tokens"] for one in json.loads(Path(out, budget.FILE).read_text())} == {240}
+    assert load(Path("out/gpt2ish_model.lmp"))["runner"]["state"]["room"]["tokens"] == 240
+
+
+@pytest.mark.parametrize("way", ["amp", "adapter", "averaged"])
+def test_there_is_a_teacher_in_other_kinds_of_stages_too(folder, capsys, way):
+    """Where figures are in half precision, where an adapter is trained, and of a run that keeps averages: these are what teaches."""
+    if way == "adapter":
+        pytest.importorskip("peft")
+        plan(adapter={"kind": "lora", "rank": 4}, lr=0.05)
+    if way == "averaged":
+        write_plan(Path(), {"first": {"dataset": "texts.jsonl", "steps": 9, "lr": 0.01}})
+        train(capsys, "--training-plan", "plan.json", "--out-dir", "teacher", "--ema", 0.9, "--reset-history")
+        plan()
+    run(capsys, "out", "--dropout", 0, *(["--amp", "bfloat16"] if way == "amp" else []))
+    found, header = statistics("out")["columns"], read_taught(kept("out")).header
+    assert None not in found["teacher_kl"]
+    assert way == "averaged" or statistics("out", "validate")["columns"]["teacher_kl"][-1] < found["teacher_kl"][0]
+    assert ("16" in header["precision"]) == (way == "amp")
+    averages, last = (identify(open_trained(Path("teacher/gpt2ish_model.lmp"), raw).module.state_dict()) for raw in (False, True))
+    assert header["teacher"] == averages
+    assert (averages != last) == (way == "averaged")
+
+
+def test_a_model_of_others_reads_its_begin_token_first():
+    """What is asked is what the model says where each piece begins with that, behind an end token or not; without one it is asked as it is."""
+    model, teaching = make_model().float(), Teaching("theirs", 5, 2.0)
+    runtime = Runtime(Settings(device="cpu"))
+    pieces = [*Cutter(BYTES, 24).cut(Sample("", sentences(2))), *Cutter(BYTES, 24).cut(Sample("Why? ", "It is."))]
+    assert {piece.n_prompt for piece in pieces} >= {1, 5}
+    for begin_id in (None, 5):
+        teacher = OpenTeacher(Teacher("teacher", "theirs", BYTES, None, begin_id, lambda: model), DeviceModel(model, model, runtime), Grouping(2, 1, 24, False))
+        for piece, (ids, log_probs) in zip(pieces, ask_about(teacher, pieces, 0, teaching, BYTES), strict=True):
+            given = [*piece.tokens[:piece.n_prompt]]
+            if begin_id is not None:
+                given = [begin_id, *(given if given != [BYTES.end_id] else [])]
+            tokens = torch.tensor([*given, *piece.tokens[piece.n_prompt:]], dtype=torch.int64)
+            with torch.no_grad():
+                said = ask(model.head(model(tokens[None, :-1]))[0, len(given) - 1:], tokens[len(given):], teaching)
+            assert (ids == said.ids_CK.numpy()).all()
+            torch.testing.assert_close(torch.from_numpy(log_probs), said.log_probs_CR, rtol=1e-4, atol=1e-5)
+    model.head = torch.nn.Linear(16, 4)
+    with pytest.raises(UserError, match="teacher: it knows the first 4 tokens only of the 257 of the tokenizer"):
+        ask_about(teacher, pieces, 0, teaching, BYTES)
 
 
 def test_an_exported_folder_teaches_what_its_model_teaches(folder, capsys):
