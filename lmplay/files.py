@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +23,11 @@ from .signals import unfinished
 _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"))
 STATE = "state.lmp"
 """The file of a folder of shards that has all but the shards."""
+SHARDS = "shard-*.safetensors"
+"""The names of its other files."""
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.tmp")
+_REPLACED = ".replaced"  # follows the name of what is whole, and has a temporary name while another one takes its place
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of <fcntl.h> and <linux/fs.h>
 
 
 class NotAFile(OSError):
@@ -41,7 +47,7 @@ def check_is_file(path: Path) -> None:
 
 def is_state(path: Path) -> bool:
     """Tell whether a path is a file, or a folder of shards, be it a damaged one."""
-    return path.is_file() or (path / STATE).is_file() or any(path.glob("shard-*.safetensors"))
+    return path.is_file() or (path / STATE).is_file() or any(path.glob(SHARDS))
 
 
 def check_is_state(path: Path) -> None:
@@ -72,7 +78,7 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
             before_rename(temporary)
         put(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _erase(temporary)
         raise
     finally:
         unfinished.discard(str(temporary))
@@ -85,7 +91,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def link_atomic(path: Path, other: Path) -> None:
-    """Link a state to a second name on the same disk, replacing the one that had it; copy files where links are not supported."""
+    """Link a state to a second name on the same disk, replacing the one that had it; copy files where links are not supported.
+
+    Of a folder only the files of the state are linked, and not what else a file server, say, has put there.
+    """
     check_is_state(other)
     temporary = temporary_name(other)
     if path.is_dir():
@@ -94,13 +103,13 @@ def link_atomic(path: Path, other: Path) -> None:
     else:
         temporary.unlink(missing_ok=True)
     try:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        for file in [*path.glob(STATE), *path.glob(SHARDS)] if path.is_dir() else [path]:
             _link(file, temporary / file.name if path.is_dir() else temporary)
         if path.is_dir():
             sync_folder(temporary)
         put(temporary, other)
     except BaseException:
-        remove(temporary)
+        _erase(temporary)
         raise
     sync_folder(other.parent)
 
@@ -117,37 +126,51 @@ def _link(path: Path, new: Path) -> None:
 
 
 def put(new: Path, path: Path) -> None:
-    """Give a file or a folder a name that another one may have, which is removed.
+    """Give a file or a folder, which has a temporary name, one that another may have, which is removed.
 
-    Only a file takes the place of a file in one step: else there is nothing of that name for an instant.
+    It is one step where only files are concerned, or the file system can exchange two names (most of Linux). Else there is nothing of that name for an
+    instant; when the process is killed just then, :func:`remove_leftovers` gives the old one its name again.
     """
     if not (path.is_dir() or (new.is_dir() and path.exists())):
         os.replace(new, path)
         return
-    aside = _aside(path)
-    os.replace(path, aside)
-    try:
-        os.replace(new, path)
-    except OSError:
-        os.replace(aside, path)
-        raise
-    _erase(aside)
+    if not _exchange(new, path):
+        aside = temporary_name(path.with_name(path.name + _REPLACED))
+        _erase(aside)
+        try:
+            os.replace(path, aside)
+            os.replace(new, path)
+        except BaseException:
+            if not path.exists():
+                os.replace(aside, path)
+            raise
+        os.replace(aside, new)
+    sync_folder(path.parent)
+    _erase(new)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; False, and nothing is changed, where that is not possible."""
+    renameat2 = _renameat2()
+    return renameat2 is not None and renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
+@cache
+def _renameat2() -> Any:
+    """Return the system call of Linux that exchanges names; None where the C library has none."""
+    import ctypes  # only where a folder takes the place of another
+
+    return getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
 
 
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there; a folder gets a temporary name first, so that half of it is never taken for the whole."""
     if path.is_dir() and not path.is_symlink():
-        aside = _aside(path)
+        aside = temporary_name(path.with_name(f"{path.stem}.removed{path.suffix}"))
+        _erase(aside)
         os.replace(path, aside)
         path = aside
     _erase(path)
-
-
-def _aside(path: Path) -> Path:
-    """Return the temporary name of what is being removed."""
-    aside = temporary_name(path.with_name(f"{path.stem}.removed{path.suffix}"))
-    _erase(aside)
-    return aside
 
 
 def _erase(path: Path) -> None:
@@ -192,14 +215,20 @@ def no_link(path: str, flags: int) -> int:
 def remove_leftovers(folder: Path, ours: Callable[[str], bool], age: float = 0) -> None:
     """Remove the temporary files of killed processes from a folder, where `ours` returns True for the name of the file that was being written.
 
+    What was whole and was about to be replaced (:func:`put`) gets its name again, where nothing has that name.
+
     :param age: seconds since the last write to them, at least; where other machines write to the folder, too, whose processes are not seen here.
     """
     for path in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(path.name)
-        if found and ours(found["name"]) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
+        name = found["name"].removesuffix(_REPLACED) if found else ""
+        if found and ours(name) and not (int(found["pid"]) != os.getpid() and is_alive(int(found["pid"]))):
             with suppress(FileNotFoundError):
                 if not age or time.time() - path.stat().st_mtime > age:
-                    _erase(path)
+                    if name != found["name"] and not (folder / name).exists():
+                        path.rename(folder / name)
+                    else:
+                        _erase(path)
 
 
 def is_alive(pid: int) -> bool:

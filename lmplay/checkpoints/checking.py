@@ -8,7 +8,7 @@ import torch
 from ..exp import build_model, get_experiment, split_name
 from ..tokenizer import Tokenizer
 from .base import put_on, with_base
-from .format import read, verify
+from .format import load, verify
 from .weights import check_weights
 
 
@@ -16,12 +16,12 @@ def check(path: Path) -> str:
     """Check a state without building its model.
 
     :return: what was checked, and how far it is.
-    :raises UserError: when it is damaged, names weights that its model has not or lacks some, or the base of its adapter is not there.
+    :raises UserError: when it is damaged, has an unknown format, names weights that its model has not or lacks some, or the base of its adapter is not there.
     """
-    content = with_base(path, read(path, mmap=True))
+    content = with_base(path, load(path, parts=("model",), mmap=True))
     model = content["model"]
     built = model["state_args"]
-    said = "checksum right" if verify(path) else "no checksum"
+    said = "checksum right" if path.is_dir() or verify(path) else "no checksum"  # a folder has one
     if split_name(built["experiment"])[1]:
         said += f", weights not compared with {built['experiment']}"
     else:

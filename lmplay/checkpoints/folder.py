@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from ..modules.sharded import is_sharded, parts_of, place_of
+from ..modules.sharded import is_sharded, place_of
 from .pieces import Pieces
 from .shards import TYPES, Part, Written, is_right, read_shard, write_shard
 
@@ -161,8 +161,9 @@ def _own_rows(name: str, tensor: Tensor, rank: int, size: int) -> Part | None:
         begin = min(number * -(-len(tensor) // count), len(tensor))
         tensor, rank, size = tensor.to_local(), rank // count, size // count  # type: ignore[attr-defined]  # the copies of a part divide it again
     if size > 1 and tensor.nbytes > _SMALL:
-        begin += min(rank * -(-len(tensor) // size), len(tensor))
-        tensor = parts_of(tensor, size)[rank]
+        rows = -(-len(tensor) // size)
+        first = min(rank * rows, len(tensor))
+        begin, tensor = begin + first, tensor[first:first + rows]
     elif rank:
         return None
     return Part(name, begin, tensor.detach()) if tensor.numel() else None

@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from .. import __version__
 from ..component import Component
 from ..data.sentences import RULES
 from ..errors import UserError
-from ..files import STATE, NotAFile, check_is_state, put, sync_folder, temporary_name, write_atomic
+from ..files import STATE, NotAFile, check_is_file, check_is_state, is_state, put, sync_folder, temporary_name, write_atomic
 from .folder import Divided, File, are_right, join, with_shards
 from .hashed import Hashed, hash_file
 from .pieces import memory_of
@@ -34,7 +35,10 @@ _COMMENT = len(_MARK) + 32
 _NO_COMMENT = b"\0\0"
 # The last record of an archive without a comment.
 _END, _END_SIZE = b"PK\5\6", 22
+# A run replaces its states; one that is replaced while it is read is read again, so often.
+_LOOKS, _PAUSE = 5, 0.05  # the pause is in seconds
 
+Result = TypeVar("Result")
 
 Write = Callable[[Path, dict[str, Any], Callable[[Path], None] | None, Callable[[], bool]], None]
 """Writes a state: takes what :func:`write` takes."""
@@ -104,15 +108,22 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> d
 def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -> dict[str, Any]:
     """Read a checkpoint or a file of weights alone; the content has the key "format".
 
+    Where a run replaces it meanwhile, it is read again: what is returned is one state.
+
     :param advice: appended to the message of :class:`Damaged`.
     :param mmap: leave the tensors on the disk until they are used.
     :param check: verify the checksum.
     :raises Damaged: when the file is damaged, not a file of lmplay, or does not hold what a checkpoint holds.
     :raises UserError: when the file cannot be read.
     """
+    return _steadily(path, lambda: _read(path, advice, mmap, check))
+
+
+def _read(path: Path, advice: str, mmap: bool, check: bool) -> dict[str, Any]:
+    """Read a state once, see :func:`read`."""
     try:
         check_is_state(path)
-        if check and verify(path) is False:
+        if check and _verify(path) is False:
             raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay (its checksum is wrong). {advice}")
         is_folder = path.is_dir()
         content = _read_archive(path / STATE if is_folder else path, mmap)
@@ -123,7 +134,8 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
         if isinstance(content, dict) and content.get("format") == FORMAT:
             check_components(content)
     except OSError as error:
-        if isinstance(error, (PermissionError, FileNotFoundError, NotAFile)) and not (path.is_dir() and isinstance(error, FileNotFoundError)):
+        is_in_folder = path.is_dir() and is_state(path)  # what is missing, or is no file
+        if isinstance(error, PermissionError) or (isinstance(error, (FileNotFoundError, NotAFile)) and not is_in_folder):
             raise UserError(f"model {path}: cannot be read ({error.strerror}).") from None
         raise Damaged(f"model {path}: cannot be read ({error.strerror or error}). {advice}") from None
     except UserError:
@@ -142,6 +154,36 @@ def verify(path: Path) -> bool | None:
 
     :raises OSError: when a file cannot be read.
     """
+    return _steadily(path, lambda: _verify(path))
+
+
+def _steadily(path: Path, look: Callable[[], Result]) -> Result:
+    """Look at a state until it is the same one before and afterwards, and return what was found; raises what the look raises."""
+    for _ in range(_LOOKS - 1):
+        before = _seen(path)
+        try:
+            found = look()
+        except (OSError, UserError):
+            if _seen(path) == before:
+                raise
+        else:
+            if _seen(path) == before:
+                return found
+        time.sleep(_PAUSE)
+    return look()
+
+
+def _seen(path: Path) -> tuple[int, int, int] | None:
+    """Identify a state that a name leads to now; None where there is none."""
+    try:
+        stat = (path / STATE if path.is_dir() else path).stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns  # the number of a file that is gone may be another's
+
+
+def _verify(path: Path) -> bool | None:
+    """Verify a state once, see :func:`verify`."""
     if not path.is_dir():
         return _verify_archive(path)
     try:
@@ -152,6 +194,7 @@ def verify(path: Path) -> bool | None:
 
 def _read_archive(path: Path, mmap: bool) -> Any:
     """Read a file; raises all that damaged bytes can raise."""
+    check_is_file(path)
     check_archive(path)
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     check_content(content, path.stat().st_size)
@@ -160,6 +203,7 @@ def _read_archive(path: Path, mmap: bool) -> Any:
 
 def _verify_archive(path: Path) -> bool | None:
     """Verify a file, see :func:`verify`."""
+    check_is_file(path)
     with open(path, "rb", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size < _END_SIZE + _COMMENT:

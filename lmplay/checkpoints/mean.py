@@ -27,19 +27,19 @@ def mean_of(paths: Sequence[Path], raw: bool, say: Callable[[str], None]) -> dic
     :raises UserError: when a state cannot be read, or is of another model than the first.
     """
     sums: dict[str, torch.Tensor] = {}
-    first = last = None
+    first: dict[str, Any] = {}
+    last = None
     others: set[str] = set()
     for path in paths:
         last = open_trained(path, raw)
-        first = first or last
-        _check_same(path, last, paths[0], first)
+        first = first or _compared(last)
+        _check_same(path, _compared(last), paths[0], first)
         for name, value in _different(last).items():
             if not value.is_floating_point():
                 others |= {name} if name in sums and not torch.equal(sums[name], value) else set()
                 sums[name] = value
             else:
                 sums[name] = sums[name].add_(value) if name in sums else value.to(torch.float64, copy=True)
-    assert first is not None
     assert last is not None
     if others:
         say(f"{', '.join(sorted(others))} differ and are no floats: those of {paths[-1]} are kept.")
@@ -60,9 +60,13 @@ def _different(trained: Trained) -> dict[str, torch.Tensor]:
     return {name: state[name] for name in names.values()}
 
 
-def _check_same(path: Path, other: Trained, first_path: Path, first: Trained) -> None:
+def _compared(trained: Trained) -> dict[str, Any]:
+    """Give what states of the same model have in common; no weights, which would stay in memory."""
+    args = {name: value for name, value in trained.args.items() if name not in _OF_TRAINING}
+    return {"experiment": trained.experiment, "arguments": args, "tokenizer": trained.tokenizer.spec}
+
+
+def _check_same(path: Path, other: dict[str, Any], first_path: Path, first: dict[str, Any]) -> None:
     """Refuse a state of another model; raises UserError."""
-    mine, theirs = ({name: value for name, value in one.args.items() if name not in _OF_TRAINING} for one in (other, first))
-    pairs = {"experiment": (other.experiment, first.experiment), "arguments": (mine, theirs), "tokenizer": (other.tokenizer.spec, first.tokenizer.spec)}
-    if wrong := [name for name, (here, there) in pairs.items() if here != there]:
+    if wrong := [name for name in first if other[name] != first[name]]:
         raise UserError(f"STATE {path}: has another {' and '.join(wrong)} than {first_path}; only states of the same model can be averaged.")

@@ -82,7 +82,7 @@ def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:
     """
     stages = {stage.name for stage in plan.stages}
     with suppress(UserError):  # a damaged file is renamed as well
-        stages |= {stage["name"] for stage in load(path)["curriculum"]["state"]["stages"]}
+        stages |= {stage["name"] for stage in load(path, mmap=True)["curriculum"]["state"]["stages"]}
     names = [name for name in (*stages, *best_names(sorted(stages))) if not is_model(stage_file(path, name))]
     if not rotation.existing(path, names):
         return None

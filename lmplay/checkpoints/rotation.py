@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import check_free_bytes, identity, link_atomic, put, remove, remove_leftovers, size_of
+from ..files import check_free_bytes, identity, link_atomic, remove, remove_leftovers, size_of
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
 from .base import FINISHED, with_base
@@ -117,22 +117,28 @@ def set_aside(path: Path, stages: Sequence[str]) -> Path:
 
 
 def clean_up(path: Path, out_dir: Path) -> None:
-    """Remove the half-written files of killed runs of this model, whose lock must be held; its statistics are in `out_dir`."""
-    name = re.escape(path.stem)
+    """Remove the half-written files of killed runs of this model, whose lock must be held; its statistics are in `out_dir`.
+
+    :raises UserError: when one was killed while its newest state had no name, which it has again: what was decided without that state may be wrong.
+    """
+    was_there, name = path.exists(), re.escape(path.stem)
     ours = re.compile(rf"{name}(\.[^/]+)?\.lmp|{name}(_step_.+)?_(train|validate)_stats\.json|{name}_(settings|eval)\.json")
     for folder in {path.parent, out_dir}:
         remove_leftovers(folder, lambda file: ours.fullmatch(file) is not None)
+    if not was_there and path.exists():
+        raise UserError(f"model {path}: a process was killed while it replaced this state, which is there again; run the same command again.")
 
 
-def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int) -> None:
+def check_free_space(path: Path, size: int, stages: Sequence[str], keep: int, at_once: int = 1) -> None:
     """Check that all checkpoints of a run will fit on the disk together; raises UserError with the bytes that are needed and free.
 
     :param path: NAME.lmp; its folder need not exist yet.
     :param size: of one file, in bytes.
     :param stages: names of the plan's stages; each but the last keeps a file of its own.
     :param keep: number of older states to keep.
+    :param at_once: states that are written at the same time.
     """
-    count = len(stages) + 1 + keep  # the stages' (the newest is the last one's), the older ones, and the one that is being written
+    count = len(stages) + keep + at_once  # the stages' (the newest is the last one's), the older ones, and those that are being written
     there = {identity(other): size_of(other) for other in existing(path, stages)}
     try:
         check_free_bytes(next(folder for folder in path.absolute().parents if folder.exists()), count * size - sum(there.values()))
@@ -169,7 +175,9 @@ def _rotate(path: Path, keep: int) -> None:
         return
     gap = next((number for number in range(1, keep) if number not in before), keep)
     for number in range(gap - 1, 0, -1):
-        put(before[number], stage_file(path, f"prev-{number + 1}"))
+        older = stage_file(path, f"prev-{number + 1}")
+        remove(older)
+        before[number].replace(older)
     newest = stage_file(path, "prev-1")
     remove(newest)  # exists only with keep = 1
     try:

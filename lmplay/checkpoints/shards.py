@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..files import check_is_file
 from .hashed import Hashed, hash_file
 
 TYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16",
@@ -83,6 +84,7 @@ def read_shard(path: Path) -> Iterator[Part]:
     :raises OSError: when it cannot be read.
     :raises ValueError: when it is no such file.
     """
+    check_is_file(path)
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(_LENGTH), "little")
@@ -91,6 +93,9 @@ def read_shard(path: Path) -> Iterator[Part]:
         header = json.loads(file.read(length))
     begins = json.loads(header.pop("__metadata__")[_INFO])
     data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[_LENGTH + length:]
+    places = sorted(entry["data_offsets"] for entry in header.values())
+    if [begin for begin, _ in places] + [len(data)] != [0] + [end for _, end in places]:  # parts that overlap could be larger than the file
+        raise ValueError(f"{path.name}: its parts overlap or leave gaps")
     for name, entry in header.items():
         dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         row, *others = begins[name]["saved_offsets"]

@@ -55,7 +55,7 @@ def open_adapter(path: Path, raw: bool = False) -> TrainedAdapter | None:
     :param raw: take the adapter itself, also where a run keeps an average of it.
     :raises UserError: as :func:`open_trained`.
     """
-    content = load(path, parts=("model",))
+    content = load(path, parts=("model",), mmap=True)  # the weights are copied from there
     if "adapter" not in content["model"]["state_args"]:
         return None
     content = with_base(path, content)
@@ -74,7 +74,7 @@ def open_trained(path: Path, raw: bool = False) -> Trained:
     :param raw: take the weights themselves, also where a run keeps averages of them.
     :raises UserError: when the file cannot be read, or its weights are not those of its experiment.
     """
-    content = with_base(path, load(path, parts=("model",)))
+    content = with_base(path, load(path, parts=("model",), mmap=True))
     built, module = content["model"]["state_args"], open_model(content["model"])
     tokenizer, experiment = Tokenizer(built["tokenizer"]), get_experiment(built["experiment"])
     optimizers = None if raw else optimizers_in(content, module)

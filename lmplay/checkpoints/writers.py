@@ -51,22 +51,28 @@ class Writers:
         :param error: why this rank has nothing to write: the save fails for all.
         :return: on rank 0, when all ranks have written theirs, for each state of which all have a part the files of all; elsewhere nothing.
         :raises OSError: on rank 0 when any rank could not write, or has gone.
+        :raises Exception: on the rank where it occurs, once the others know of it.
         """
         self._count += 1
         key, mine = f"save {self._count}", dict[str, dict[str, File]]()
+        fault: Exception | None = error
         try:
             if not self.rank and jobs:
                 check_free_bytes(jobs[0][0].parent, sum(divided.bytes + content_bytes(divided.rest) for _, divided in jobs))
             for path, divided in jobs:
                 mine[path.name] = write_own(self._folder(path), divided, self.rank, self.size, cancelled)
-        except OSError as fault:
-            error = fault
+        except Exception as found:  # the others hear of it, whatever it is
+            fault = found
         if self.rank:
-            self._messages.post(key, json.dumps({"files": mine, "error": error and [error.errno, error.strerror or str(error)]}))
+            self._messages.post(key, json.dumps({"files": mine, "error": _described(fault)}))
+            if fault is not None and not isinstance(fault, OSError):
+                raise fault
             return {}
-        theirs = self._wait(key, cancelled)  # also after an error here: nobody is at work in the folder when it is removed
-        if error is not None:
-            raise error
+        try:
+            theirs = self._wait(key, cancelled)  # also after an error here: nobody is at work in the folder when it is removed
+        finally:
+            if fault is not None:
+                raise fault
         return {path: {name: file for files in (mine, *theirs) for name, file in files[path.name].items()}
                 for path, _ in jobs if all(path.name in files for files in theirs)}
 
@@ -91,3 +97,10 @@ class Writers:
             if said["error"] is not None:
                 raise OSError(said["error"][0], f"rank {rank}: {said['error'][1]}")
         return [said["files"] for said in found]
+
+
+def _described(error: Exception | None) -> tuple[int | None, str] | None:
+    """Say what went wrong, for rank 0."""
+    if isinstance(error, OSError):
+        return error.errno, error.strerror or str(error)
+    return None if error is None else (errno.EIO, f"{type(error).__name__}: {error}")

@@ -656,7 +656,8 @@ def _check_space(run: Run) -> None:
     early = [name for name in stages[:-1] if name in run.stages and run.stages[name].settings.patience is not None]
     bases = [f"base of {name}" for name, stage in run.stages.items() if stage.settings.adapter is not None and stage.state.fingerprints is None]
     run.interrupt.expect_save(size)
-    check_free_space(run.path, size, [*best_names(early), *stages, *bases], run.settings.keep)
+    at_once = 2 if run.saver.writes_folders else 1  # the best state and the newest
+    check_free_space(run.path, size, [*best_names(early), *stages, *bases], run.settings.keep, at_once)
 
 
 def _prepare_folders(run: Run, found: Found | None, lock: Lock) -> None:

@@ -116,10 +116,11 @@ def _help(run: Run, written: bool) -> None:
 
 
 def _check_saver(run: Run) -> bool:
-    """Tell whether the save before has written its state; raises TrainingError when too many in a row have failed."""
+    """Tell whether the save before has written its state; raises TrainingError when too many in a row have failed, and what a rank's own part has raised."""
+    written = run.saver.wait()
     if not run.is_main:
         return True
-    if not (written := run.saver.wait()) and run.record.saves:
+    if not written and run.record.saves:
         run.record.saves.pop()  # the one before has failed
     if run.saver.failed >= MOST_FAILED_SAVES:
         raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "

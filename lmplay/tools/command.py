@@ -108,15 +108,17 @@ def _average(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     """Say of each state whether it is whole."""
-    sources = [find_model(name, options.out_dir, "STATE") for name in options.states]
     from ..checkpoints.checking import check
 
     faults: list[str] = []
-    for source in sources:
+    for name in options.states:
+        found = name
         try:
+            source = find_model(name, options.out_dir, "STATE")
+            found = str(source)
             print(f"{source}: whole, {_described(source)}, {check(source)}")
         except UserError as error:
-            faults += error.faults
+            faults += [fault if found in fault else f"STATE {found}: {fault}" for fault in error.faults]
     if faults:
         raise UserError(*faults)
     return 0

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import DAMAGES, MODEL, Usage, all_but_kept, content, number_of
 
+from lmplay import files
 from lmplay.checkpoints import rotation
+from lmplay.checkpoints.converting import write_state
 from lmplay.checkpoints.format import stage_file
 from lmplay.checkpoints.saver import Saver
 from lmplay.checkpoints.writers import Writers
 from lmplay.device.ranks import Ranks
-from lmplay.files import remove_leftovers
+from lmplay.errors import UserError
+from lmplay.files import put, remove_leftovers, temporary_name
 from lmplay.train.__main__ import main
 
 
@@ -55,9 +58,11 @@ SAVES = {"file": rotation.save, "folder": save_folder,
 
 @pytest.mark.parametrize("keep", [2, 0])
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)
-@pytest.mark.parametrize("links", [True, False])
-def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, save, keep):
+@pytest.mark.parametrize(("links", "exchange"), [(True, True), (False, False)])
+def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, exchange, save, keep):
     """Before each system call that changes names: what is found afterwards is the old state or the new one, and the next save works."""
+    if exchange and files._renameat2() is None:
+        pytest.skip("names cannot be exchanged here")
     calls = ("link", "rename", "replace", "unlink", "fsync", "mkdir", "rmdir")
     originals = {name: getattr(os, name) for name in calls}
 
@@ -78,6 +83,8 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, save, keep)
         path = folder / "m.lmp"
         for number in range(4):
             save(path, content(number), "one", keep)
+        if not exchange:
+            monkeypatch.setattr(files, "_renameat2", lambda: None)
         arm(after)
         try:
             save(path, content(4), "one", keep)
@@ -90,7 +97,11 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, save, keep)
         if number_of(found.content) == 4:  # at the end of a stage nothing would write it again
             assert number_of(load(stage_file(path, "one"))) == 4
         assert not found.damaged
-        rotation.clean_up(path, folder)
+        try:
+            rotation.clean_up(path, folder)
+        except UserError:  # the older state has its name again, and is what the next run finds
+            assert not exchange
+            found = rotation.find(path, ["one"])
         rotation.recover(path, found, folder, lambda line: None)
         save(path, content(5), "one", keep)
         kept = [number_of(load(file)) for file in (path, *rotation.previous(path).values())]
@@ -100,6 +111,49 @@ def test_a_save_may_be_killed_anywhere(tmp_path, monkeypatch, links, save, keep)
         if not killed:
             break
     assert (8 if keep else 3) < after < 99
+
+
+@pytest.mark.parametrize("name", ["m.lmp", "m.best.lmp", "m.one.best.lmp"])
+def test_a_folder_that_has_no_name_while_it_is_replaced_is_not_lost(tmp_path, monkeypatch, name):
+    """Where names cannot be exchanged there is an instant without the old one: an error gives it back at once, and after a kill the next run does."""
+    path = tmp_path / name
+    for number in (1, 2):
+        write_state(path if number == 1 else tmp_path / "new.lmp", content(number), 1)
+    new = (tmp_path / "new.lmp").rename(temporary_name(path))
+    monkeypatch.setattr(files, "_renameat2", lambda: None)
+    original = os.replace
+
+    def replace(old, other):
+        if old == new:
+            raise KeyboardInterrupt
+        if Path(other) == path and killed:
+            raise Killed
+        original(old, other)
+
+    monkeypatch.setattr(os, "replace", replace)
+    killed = False
+    with pytest.raises(KeyboardInterrupt):
+        put(new, path)
+    assert number_of(load(path)) == 1
+    killed = True
+    with pytest.raises(Killed):
+        put(new, path)
+    assert not path.exists()
+    monkeypatch.undo()
+    if name == "m.lmp":
+        with pytest.raises(UserError, match=r"m\.lmp: a process was killed .* run the same command again"):
+            rotation.clean_up(tmp_path / "m.lmp", tmp_path)
+    else:
+        rotation.clean_up(tmp_path / "m.lmp", tmp_path)
+    assert number_of(load(path)) == 1
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_two_folders_that_are_written_at_once_need_room_for_both(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 399))
+    rotation.check_free_space(tmp_path / "m.lmp", 100, ["one"], 1)
+    with pytest.raises(UserError, match="up to 4 states"):
+        rotation.check_free_space(tmp_path / "m.lmp", 100, ["one"], 1, at_once=2)
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

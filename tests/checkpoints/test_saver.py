@@ -326,6 +326,32 @@ def test_ranks_write_a_folder_together_or_none(tmp_path, monkeypatch):
     assert not failures
 
 
+def test_what_is_no_fault_of_the_disk_is_said_to_rank_0_and_raised_where_it_is(tmp_path, monkeypatch):
+    """Rank 0 would wait for a rank that says nothing."""
+    texts, failures = {}, []
+    savers = [Saver(tmp_path / "m.lmp", keep=0, writers=Writers(Ranks(rank, 2, texts))) for rank in range(2)]
+    original = writers.write_own
+
+    def fail(folder, divided, rank, size, cancelled):
+        if rank == failing:
+            raise ZeroDivisionError("oh")
+        return original(folder, divided, rank, size, cancelled)
+
+    monkeypatch.setattr(writers, "write_own", fail)
+    for failing in (1, 0):
+        savers[1].save_part({name: content(1)[name] for name in ("model", "optimizers")}, True)
+        savers[0].save(content(1), "one", None, lambda record: None, lambda record, seconds: None, failures.append)
+        with pytest.raises(ZeroDivisionError):
+            savers[failing].wait()
+        if failing:
+            assert not savers[0].wait()
+            assert failures.pop().strerror == "rank 1: ZeroDivisionError: oh"
+        else:
+            assert savers[1].wait()
+        assert not list(tmp_path.iterdir())
+    assert not failures
+
+
 def test_a_save_of_folders_that_is_given_up_leaves_none(tmp_path):
     saver = Saver(tmp_path / "m.lmp", keep=0, writers=Writers(Ranks(0, 2, {})))  # rank 1 never comes
     saver.save(content(1), "one", None, lambda record: None, lambda record, seconds: None, lambda error: None)

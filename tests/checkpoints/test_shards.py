@@ -1,7 +1,10 @@
 """Folders of shards: the same state as in a file, whole or refused, readable by DCP, and never more of it in memory than is asked for."""
+import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,12 +16,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from states import content, flip
 
+from lmplay.checkpoints import format as format_module
 from lmplay.checkpoints.converting import convert, write_state
 from lmplay.checkpoints.folder import divide, join
 from lmplay.checkpoints.format import Damaged, load, read, tensor_bytes, verify, write
 from lmplay.checkpoints.pieces import Pieces
+from lmplay.checkpoints.shards import Part, read_shard, write_shard
 from lmplay.errors import UserError
-from lmplay.files import STATE
+from lmplay.files import STATE, link_atomic
 
 
 def state(number: int = 0) -> dict:
@@ -190,3 +195,84 @@ def test_join_wants_all_parts(whole, tmp_path):
     del stored["shards"]["files"]["shard-00002-of-00002.safetensors"]
     with pytest.raises(ValueError, match=r"missing|other tensors"):
         join(whole, stored, lazily=True)
+
+
+def _overlap(entries):
+    for entry in entries:
+        entry["data_offsets"] = [0, 400]
+        entry.update(shape=[100], dtype="F32")
+
+
+def _leave_a_gap(entries):
+    entries[-1]["data_offsets"][1] -= 4
+    entries[-1]["shape"] = [99]
+
+
+@pytest.mark.parametrize("change", [_overlap, _leave_a_gap])
+def test_parts_that_overlap_or_leave_gaps_are_refused(tmp_path, change):
+    """Overlapping parts would be larger than their file: any number of them, of any size."""
+    path = tmp_path / "shard-00001-of-00001.safetensors"
+    write_shard(path, [Part(name, 0, torch.ones(100)) for name in "abc"], lambda: False)
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    assert len(list(read_shard(path))) == 3
+    change([header[name] for name in "abc"])
+    said = json.dumps(header).encode().ljust(end - 8 + 64)
+    path.write_bytes(len(said).to_bytes(8, "little") + said + data[end:])
+    with pytest.raises(ValueError, match="overlap or leave gaps"):
+        list(read_shard(path))
+
+
+@pytest.mark.parametrize("name", [STATE, "shard-00001-of-00002.safetensors"])
+@pytest.mark.parametrize("check", [True, False])
+def test_a_pipe_in_a_folder_is_not_waited_for(whole, tmp_path, name, check):
+    folder = shutil.copytree(whole, tmp_path / "m.lmp")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(Damaged, match=r"m\.lmp"):
+        read(folder, check=check)
+
+
+@pytest.mark.parametrize("kind", [None, 2])
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_state_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch, kind, lazily):
+    """A run that saves meanwhile: what is read is one state, and no damage is seen where there is none."""
+    path, left = tmp_path / "m.lmp", [1, 2]
+    write_state(path, state(0), kind)
+    original = format_module.join if kind else format_module.check_content
+
+    def replace_first(*arguments, **options):
+        if left:
+            write_state(path, state(left.pop(0)), 3)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(format_module, original.__name__, replace_first)
+    assert not differences(load(path, mmap=lazily), state(2))
+    assert not left
+
+
+def test_a_link_to_a_folder_has_the_files_of_the_state_alone(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "m.lmp")
+    (folder / "@eaDir").mkdir()
+    link_atomic(folder, tmp_path / "m.one.lmp")
+    assert not differences(load(tmp_path / "m.one.lmp"), state())
+    assert {file.name for file in (tmp_path / "m.one.lmp").iterdir()} == {file.name for file in whole.iterdir()}
+
+
+def test_a_state_that_a_run_keeps_is_not_written_while_it_works(tmp_path):
+    """And what a killed process has left is removed."""
+    (tmp_path / f".m.best.lmp.{os.getpid()}.tmp").mkdir()
+    child = subprocess.Popen([sys.executable, "-c", "import sys; from pathlib import Path; from lmplay.checkpoints.lock import Lock; "
+                              f"Lock(Path({str(tmp_path / 'm.lmp')!r}), stages=['one']).take(); print('taken', flush=True); sys.stdin.read()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        for name in ("m", "m.best", "m.prev-1", "m.one", "m.one.best"):
+            with pytest.raises(UserError, match=f"process {child.pid}"):
+                write_state(tmp_path / f"{name}.lmp", state(), None)
+        write_state(tmp_path / "m.mean.lmp", state(), None)
+    finally:
+        child.communicate()
+    write_state(tmp_path / "m.best.lmp", state(), 1)
+    assert sorted(file.name for file in tmp_path.iterdir() if file.suffix != ".lock") == ["m.best.lmp", "m.mean.lmp"]

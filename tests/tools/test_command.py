@@ -11,7 +11,11 @@ from helpers import TINY, differences, load, sentences, write_rows
 from states import flip
 
 from lmplay.checkpoints import mean
+from lmplay.checkpoints.base import keep_base, open_model
+from lmplay.checkpoints.format import write
 from lmplay.checkpoints.trained import Trained, open_trained
+from lmplay.modules.adapters import adapter_state, add_adapter, choose_layers
+from lmplay.plan.settings import AdapterSettings
 from lmplay.tokenizer import load_tokenizer
 from lmplay.tools.__main__ import main
 from lmplay.train.__main__ import main as train
@@ -141,6 +145,41 @@ def test_inspect_is_that_of_the_trainer(here, capsys):
     assert capsys.readouterr().out == run(capsys, "inspect", "folder")
     os.truncate("out_gpt/mine.lmp", 1000)
     run(capsys, "inspect", "mine", code=2)
+
+
+def test_verify_looks_at_all_and_says_which_one_is_wrong(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    stored = load(model_file(Path("a.lmp"), "gpt2ish"))
+    del stored["model"]["state"]["final_norm.weight"]
+    torch.save(stored, "less.lmp")
+    torch.save({**stored, "format": 99}, "strange.lmp")
+    said = run(capsys, "verify", "./nothing", "./less.lmp", "./strange.lmp", "./a.lmp", code=2)
+    assert "a.lmp: whole" in said
+    assert "STATE ./nothing: there is no such file" in said
+    assert "STATE less.lmp: model: 'final_norm.weight' is missing" in said
+    assert "strange.lmp: has format 99" in said
+    assert "reads format 1" in run(capsys, "convert", "./strange.lmp", "./new.lmp", code=2)
+    assert not Path("new.lmp").exists()
+
+
+def test_an_adapter_is_converted_with_its_base_or_not_at_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = load(model_file(Path("a.lmp"), "gpt2ish"))["model"]
+    identity = keep_base(Path("a.lmp"), model)
+    module = open_model(model)
+    layers = choose_layers(module, AdapterSettings("lora", rank=2))
+    add_adapter(module, AdapterSettings("lora", rank=2), layers)
+    adapter = {"kind": "lora", "rank": 2, "alpha": 4.0, "dropout": 0.0, "layers": layers, "base": identity}
+    write(Path("a.lmp"), {"format": 1, "versions": {}, "model": {"state_args": {**model["state_args"], "adapter": adapter}, "state": adapter_state(module)}})
+    run(capsys, "convert", "./a.lmp", "there/b.lmp", "--shards", 2)
+    assert run(capsys, "verify", "there/b.lmp").count(": whole, ") == 1
+    Path("blocked").mkdir()
+    Path("blocked/bases").touch()
+    assert run(capsys, "convert", "./a.lmp", "blocked/b.lmp", code=2).count("\n") == 1
+    Path(f"bases/{identity}.lmp").unlink()
+    assert "are not there" in run(capsys, "convert", "./a.lmp", "other/b.lmp", code=2)
+    assert not list(Path().glob("other/*.lmp"))
+    assert not Path("blocked/b.lmp").exists()
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
