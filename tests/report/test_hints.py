@@ -20,9 +20,10 @@ def hints_of(device="cpu", parameters=30_000_000, steps=20_000, context_len=512,
     ({"amp": False}, ["--dropout"]),  # --no-amp: decided
     ({"compile_model": True}, ["--amp"]),
     ({"device": "cuda"}, ["--amp", "--compile-model"]),
-    ({"device": "cuda", "compile_model": False}, ["--amp"]),
-    ({"device": "cuda", "steps": 1000}, ["--amp"]),
-    ({"device": "cuda", "steps": 0}, ["--amp"]),
+    ({"device": "cuda", "compile_model": False}, ["--amp", "--mini-batch-size"]),
+    ({"device": "cuda", "compile_model": False, "mini_batch_tokens": 16_000}, ["--amp"]),
+    ({"device": "cuda", "steps": 1000}, ["--amp", "--mini-batch-size"]),
+    ({"device": "cuda", "steps": 0, "mini_batch_size": 4}, ["--amp"]),
     ({"device": "mps"}, [])])
 def test_hints_name_flags_that_help_here_and_were_not_decided_on(monkeypatch, run, flags):
     monkeypatch.setattr(hints, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
@@ -35,7 +36,7 @@ def test_no_hint_where_the_device_has_nothing_to_offer(monkeypatch):
     monkeypatch.setattr(hints, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(hints, "find_spec", lambda name: None)
-    assert hints_of(dropout=0.0) == hints_of(device="cuda") == []
+    assert hints_of(dropout=0.0) == hints_of(device="cuda", mini_batch_size=8) == []
     assert "several times as long" in hints_of(dropout=0.0, amp=True)[0]
 
 
