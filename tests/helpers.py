@@ -63,9 +63,9 @@ def differences(left, right, where="") -> list[str]:
     return [] if left == right else [f"{where}: {left!r} and {right!r}"]
 
 
-def load(path: Path) -> dict:
+def load(path: Path | str) -> dict:
     """Read a state: a file with torch alone."""
-    return read(path) if path.is_dir() else torch.load(path, weights_only=True)
+    return read(Path(path)) if Path(path).is_dir() else torch.load(path, weights_only=True)
 
 
 def compare_runs(left: Path, right: Path) -> list[str]:

@@ -16,7 +16,6 @@ from .base import Objective, Result, add_gradient
 from .candidates import choose_candidates
 from .judge_chunk import JudgeChunk
 from .linear_cross_entropy import linear_cross_entropy
-from .losses import hidden_states
 
 CHUNK = 1024
 """Positions whose logits are held at once on a CPU.  Enough to keep the matrix products at full speed (fewer positions go over the head's gradient more
@@ -39,7 +38,9 @@ class NextToken(Objective):
 
         What it has to say about later tokens (:class:`lmplay.modules.heads.LinearHead`) is added to the gradient, and not to what is reported.
         """
-        hidden_ND = hidden_states(model, mini_batch)
+        lengths = mini_batch.seq_lens
+        hidden_BTD: Tensor = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
         judge: JudgeChunk | None = getattr(model, "judge_chunk", None)  # of compiled models
         loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N, judge)
         if torch.is_grad_enabled():

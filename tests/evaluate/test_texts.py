@@ -238,7 +238,7 @@ def test_bad_input_is_one_clear_line(capsys):
     assert "has no config.json" in refused(capsys, "empty", "--set", "rows.jsonl")
     assert "more than the 32 tokens that m reads" in refused(capsys, "./m.lmp", "--set", "rows.jsonl", "--context", SIZES["context_len"] + 1)
     assert "--stride 9: is more than --context 8" in refused(capsys, "./m.lmp", "--set", "rows.jsonl", "--context", 8, "--stride", 9)
-    assert "never ends; say with --documents" in refused(capsys, "./m.lmp", "--set", "builtin:tales")
+    assert "is endless; give the number of documents to read with --documents" in refused(capsys, "./m.lmp", "--set", "builtin:tales")
     assert "named twice" in refused(capsys, "./m.lmp", "m.lmp", "--set", "rows.jsonl")
     assert "there is another set named rows" in refused(capsys, "./m.lmp", "--set", "rows.jsonl", "--set", "./rows.jsonl")
     assert "there is nothing to judge by" in refused(capsys, "./m.lmp")

@@ -32,6 +32,6 @@ def test_what_is_not_there_is_refused(monkeypatch):
     with pytest.raises(UserError) as caught:
         open_callbacks("csv,tensorbord", "nonsense,json:JSONDecoder,broken_callbacks:A", print)
     text = "\n".join(caught.value.faults)
-    for words in ("Did you mean 'tensorboard'?", "allowed is module:Class", "json:JSONDecoder: is no lmplay", "broken_callbacks:A: cannot be made"):
+    for words in ("Did you mean 'tensorboard'?", "allowed is module:Class", "json:JSONDecoder: is not a lmplay", "broken_callbacks:A: cannot be made"):
         assert words in text
     assert len(caught.value.faults) == 4

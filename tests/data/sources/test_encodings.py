@@ -31,7 +31,8 @@ def test_any_bytes_are_a_text(tmp_path, parts):
         found, state = truths(open_data(path))
     except UserError as error:
         said = str(error)
-        assert "UTF-16" in said or "no rows" in said or path.read_bytes().startswith((b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))  # begins as another kind
+        begins_as_another_kind = "which is not read" in said or path.read_bytes().startswith((b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))
+        assert "UTF-16" in said or "no rows" in said or begins_as_another_kind
         return
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
     assert "".join(found) == (text if text.strip() else "")
