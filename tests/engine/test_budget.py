@@ -144,7 +144,7 @@ def test_memory_that_would_run_out_on_a_cpu_is_not_asked_for(capsys, monkeypatch
     monkeypatch.setattr(budget, "GAIN", 0)
     monkeypatch.setattr(budget, "memory_in_use", lambda device: 1000)
     monkeypatch.setattr(budget, "memory_left", lambda device: 1000)
-    taken = iter([1100, 1300, 1500])
+    taken = iter([1000, 1100, 1300, 1500])  # before it measures, and after each size
     monkeypatch.setattr(budget, "peak_memory", lambda device: next(taken))  # twice 500 are more than the share of what is left
     text = train(capsys, "out", "--mini-batch-size", "auto", "--max-steps", 1, code=75)
     assert "mini-batches of at most 192 tokens" in text
