@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -41,6 +42,8 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
         self.away = False
+        self.versions = "ETag"  # what tells a file's version: "ETag", "Last-Modified" or "" for nothing
+        self.ranges = True  # whether parts of files can be asked for
         self._lock = threading.Lock()
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
@@ -230,8 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
         if path is None:
             return self._send(404, b"Entry not found", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
         data = path.read_bytes()
-        headers = {"ETag": f'"{_oid(path)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range") or "")
+        hub = self.server_hub
+        marks = {"ETag": f'"{_oid(path)}"', "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True)}
+        headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        headers |= {hub.versions: marks[hub.versions]} if hub.versions else {}
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "") if hub.ranges else "")
         if not asked or not (asked[1] or asked[2]):
             return self._send(200, data, headers)
         start = int(asked[1]) if asked[1] else max(0, len(data) - int(asked[2]))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,13 +27,15 @@ _NETWORK = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "T
 _BUSY = {errno.EBUSY, errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET, errno.EPIPE, getattr(errno, "EREMOTEIO", errno.EIO)}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError", "RefreshError", "ProfileNotFound",
                    "TokenRetrievalError", "SSOTokenLoadError"}
-# What a listing may say of a version, by store.
-_VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "lfs", "generation", "LastModified", "last_modified", "mtime", "updated")
+_NOT_TRUSTED = {"SSLCertVerificationError", "CertificateError", "ClientConnectorCertificateError"}
+# What a store may say of a file's version: marks of its contents, and dates where there is none (more exact in a listing than elsewhere).
+_MARKS = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "blob_id", "lfs", "generation")
+_DATES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated")
 Answer = TypeVar("Answer")
 
 
 class About(NamedTuple):
-    """A file as the store knows it: what it calls it, its size in bytes, and what differs when its contents do."""
+    """A file as the store knows it: what it calls it, its size in bytes, and what differs when its contents do ("" where it does not say)."""
 
     address: str
     size: int
@@ -57,7 +59,8 @@ class Store:
     def __post_init__(self) -> None:
         self._protocol = self.path.partition(":")[0]
         self._fs: Any = None
-        self.patience = Patience(f"source {self.path}", "the store")
+        self.shown = _without_queries(self.path) if self._protocol.startswith("http") else self.path
+        self.patience = Patience(f"source {self.shown}", "the store")
 
     def find(self) -> Found:
         """List the files that the path means: one file, those in a folder, or those of a glob.
@@ -67,16 +70,19 @@ class Store:
         """
         found = self.ask(self._find)
         if not found.files:
-            raise UserError(f"source {self.path}: nothing is there; check the bucket and the path.")
-        odd = next((name for name in found.files if _is_odd(name)), None)
-        if odd is not None:
-            raise UserError(f"source {self.path}: holds {odd!r}, which is no name for a file of this machine; choose files with a glob.")
+            raise UserError(f"source {self.shown}: nothing is there; check the bucket and the path.")
         return found
 
+    def about(self, address: str) -> About:
+        """Ask what a file is now; raises as :meth:`find`."""
+        return self.ask(partial(self._about_now, address))
+
     def read(self, address: str, start: int, end: int) -> bytes:
-        """Ask once for the bytes [start, end) of a file; raises :class:`Outage` when fewer come."""
+        """Ask once for the bytes [start, end) of a file; raises :class:`Outage` when fewer come, UserError when it would be sent as a whole for each part."""
         data: bytes = self.fs.cat_file(address, start=start, end=end)
         if len(data) > end - start:  # a server that knows no ranges gives all of it
+            if len(data) > _LARGEST:
+                raise UserError(f"source {self.shown}: the server gives no parts of a file, and this one has {len(data):,} bytes; download the file.")
             data = data[start:end]
         if len(data) < end - start:
             raise Outage("the connection ended early")
@@ -123,40 +129,78 @@ class Store:
             info = fs.info(path)
             if info["type"] != "directory":
                 if "html" in str(info.get("mimetype", "")):
-                    raise UserError(f"source {self.path}: is a web page, not a file of data; give the address of the file itself.")
+                    raise UserError(f"source {self.shown}: is a web page, not a file of data; give the address of the file itself.")
                 root, _, name = (path.partition("?")[0] if self._protocol.startswith("http") else path).rpartition("/")
                 return Found(root, {name: self._about(path, info)}, is_file=True)
-            root, found = path, fs.find(path, detail=True)
+            root, wanted = path, "**"
         else:
-            root, found = re.split(r"[*[]", path)[0].rpartition("/")[0], fs.glob(path.replace("?", "[?]"), detail=True)
-        before = str(fs._strip_protocol(root)).rstrip("/")
-        files = {name.removeprefix(before).lstrip("/"): self._about(name, info) for name, info in found.items() if info["type"] != "directory"}
+            root = re.split(r"[*[]", path)[0].rpartition("/")[0]
+            wanted = path.removeprefix(f"{root}/").replace("?", "[?]")
+        files = {name: self._about(info["name"], info) for name, info in sorted(self._list(root, wanted).items())}
         return Found(root, files, is_file=False)
+
+    def _list(self, root: str, wanted: str) -> dict[str, dict[str, Any]]:
+        """List the files below a folder that a glob means, by their names there. What a listing raises is raised: fsspec's own glob takes a folder that it
+        cannot list for an empty one."""
+        from fsspec.utils import glob_translate
+
+        before, is_wanted, levels = f"{str(self.fs._strip_protocol(root)).rstrip('/')}/", re.compile(glob_translate(wanted)), wanted.split("/")
+        is_web, files = self._protocol.startswith("http"), {}
+        if "**" in levels and not is_web:  # one listing of all that is below
+            entries = self.fs.find(root, detail=True).values()
+            return {name: info for info in entries if is_wanted.match(name := info["name"].removeprefix(before)) and _is_file(name, info)}
+        folders, seen = [""], {""}
+        while folders:
+            folder = folders.pop()
+            try:
+                entries = self.fs.ls(f"{root}/{folder}".rstrip("/") + "/" * is_web, detail=True)
+            except FileNotFoundError:
+                if not folder:
+                    raise
+                continue  # a link to nothing, or removed by now
+            for info in entries:
+                name = info["name"].removeprefix(before)
+                if info["type"] == "directory":
+                    name = name.rstrip("/")
+                    if name not in seen and not _is_odd(name) and _leads_on(name, levels):
+                        folders.append(name)
+                        seen.add(name)
+                elif is_wanted.match(name) and _is_file(name, info):
+                    files[name] = info
+        return files
+
+    def _about_now(self, address: str) -> About:
+        """See :meth:`about`."""
+        self.fs.invalidate_cache(address)
+        return self._about(address, self.fs.info(address))
 
     def _about(self, address: str, info: dict[str, Any]) -> About:
         """Take what is needed of what a store says about a file."""
         if info.get("size") is None:
             info = self.fs.info(address)
         if info.get("size") is None:
-            raise UserError(f"source {self.path}: {address}: the server does not say how large it is; download the file.")
-        return About(address, int(info["size"]), repr([str(info[key]) for key in _VERSIONS if info.get(key)]))
+            raise UserError(f"source {self.shown}: {address}: the server does not say how large it is; download the file.")
+        said = next(filter(None, ([str(info[key]) for key in keys if info.get(key)] for keys in (_MARKS, _DATES))), None)
+        return About(address, int(info["size"]), repr(said) if said else "")
 
     def _explain(self, error: Exception) -> str:
         """Say in one line, with what to do, why the store does not give what it is asked for."""
-        start, (package, extra, credentials) = f"source {self.path}: ", _SPEAKERS[self._protocol]
+        start, (package, extra, credentials) = f"source {self.shown}: ", _SPEAKERS[self._protocol]
         chain = list(_causes(error))
         names = {kind.__name__ for one in chain for kind in type(one).__mro__}
         status = next(filter(None, map(_status, chain)), None)
         if isinstance(error, ImportError):
             wanted = f"'lmplay[{extra}]'" if extra else package
             return f"{start}needs the package {package}: pip install {wanted}."
+        if names & _NOT_TRUSTED:
+            return f"{start}the server's certificate is not trusted ({_said(error)}); check the address, the clock and the certificates of this machine."
         if names & _NO_CREDENTIALS:
-            return f"{start}no credentials are found ({first_line(error)}); give {credentials}."
+            return f"{start}no credentials are found ({_said(error)}); give {credentials}."
         if isinstance(error, PermissionError) or status in (401, 403):
-            return f"{start}access is refused ({first_line(error)}); check the path, or give {credentials}."
+            return f"{start}access is refused ({_said(error)}); check the path, or give {credentials}."
         if isinstance(error, FileNotFoundError) or status == 404:
             return f"{start}there is no such bucket, folder or file; check the name."
-        return f"{start}cannot be read ({type(error).__name__}: {first_line(error)}); check the path and the settings of {package}."
+        return f"{start}cannot be read ({type(error).__name__}: {_said(error)}); check the path and the settings of {package}."
 
 
 class StoredFile:
@@ -170,8 +214,14 @@ class StoredFile:
         :param name: what the user calls it.
         :param about: what the store says of it.
         """
-        self.label, self.size, self.version = f"source {store.path}: {name}", about.size, about.version
+        self.label, self.size, self.version = f"source {store.shown}: {name}", about.size, about.version
         self._store, self._address, self._most = store, about.address, _LARGEST
+
+    def has_changed(self) -> bool:
+        """Ask whether the file is another one by now, and take that one then; raises as :meth:`read`."""
+        before, now = (self.size, self.version), self._store.about(self._address)
+        self.size, self.version = now.size, now.version
+        return before != (self.size, self.version)
 
     def read(self, start: int, end: int) -> bytes:
         """Read the bytes [start, end), or those up to the end of the file.
@@ -204,9 +254,44 @@ def is_glob(path: str) -> bool:
     return "*" in path or "[" in path
 
 
+def check_names(path: str, names: Iterable[str]) -> None:
+    """Refuse names, of the source of a path, that cannot be those of files below a folder: a stranger may have chosen them."""
+    odd = next(filter(_is_odd, names), None)
+    if odd is not None:
+        raise UserError(f"source {path}: holds {odd!r}, which is no name for a file of this machine; choose files with a glob.")
+
+
+def _is_file(name: str, info: dict[str, Any]) -> bool:
+    """Tell whether an object is a file, and no folder nor the empty object that stands for one."""
+    return info["type"] != "directory" and name != "" and not name.endswith("/")
+
+
+def _leads_on(folder: str, levels: list[str]) -> bool:
+    """Tell whether files below a folder may be meant by a glob, given level by level."""
+    from fsspec.utils import glob_translate
+
+    parts = folder.split("/")
+    for part, level in zip(parts, levels, strict=False):
+        if level == "**":
+            return True
+        if not re.match(glob_translate(level), part):
+            return False
+    return len(parts) < len(levels)
+
+
 def _is_odd(name: str) -> bool:
-    """Tell whether an object's name cannot be that of a file below a folder: a stranger may have chosen it."""
+    """Tell whether an object's name cannot be that of a file below a folder."""
     return "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _said(error: BaseException) -> str:
+    """Put an error into one line."""
+    return _without_queries(first_line(error))
+
+
+def _without_queries(text: str) -> str:
+    """Leave out the queries of addresses: they may hold a signature."""
+    return re.sub(r"(\w+://[^\s?'\"]*)\?[^\s'\")]*", r"\1", text)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -226,10 +311,13 @@ def _status(error: BaseException) -> int | None:
 
 def _outage_of(error: BaseException) -> Outage | None:
     """Tell whether a store may answer later; None where waiting is no use."""
-    for one in _causes(error):
+    chain = list(_causes(error))
+    if any(kind.__name__ in _NOT_TRUSTED for one in chain for kind in type(one).__mro__):
+        return None
+    for one in chain:
         names = {kind.__name__ for kind in type(one).__mro__}
         if (names & _NETWORK and not names & _NO_CREDENTIALS) or (isinstance(one, OSError) and one.errno in _BUSY):
-            return Outage(first_line(one))
+            return Outage(_said(one))
         status = _status(one)
         if status is not None:
             response: Any = getattr(one, "response", None)

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 from urllib.parse import quote
 
-from ...errors import UserError
+from ...errors import Unavailable, UserError
 from ...files import check_free_bytes
+from ...hub import waiting
 from ..roles import needed_columns
 from .base import AnySource, SourceSpec
 from .local import open_selection
@@ -18,10 +20,12 @@ from .progress import shown
 from .registry import Opener
 from .selection import Selection, format_of, is_packed, select_among
 from .shards import ShardedSource
-from .store import Found, Store, StoredFile, is_glob
+from .store import Found, Store, StoredFile, check_names, is_glob
 
 # Files that are copied at the same time.
 _TOGETHER = 4
+# Times that a file is copied which is replaced meanwhile.
+_TRIES = 3
 _STREAMED = {"parquet": "parquet", "jsonl": "lines"}
 
 
@@ -37,13 +41,14 @@ def open_stored(spec: SourceSpec, split: str, folder: Path) -> AnySource | None:
     """
     store = Store(spec.path)
     found = store.find()
-    selection = _select(spec, found, split, _place_of(found.root, folder))
+    selection = _select(spec, found, split, _place_of(spec.path if found.is_file else found.root, folder))
     if selection is None:
         return None
+    check_names(store.shown, selection.names)
     files = [StoredFile(store, name, found.files[name]) for name in selection.names]
     if spec.streaming:
         return _open_stream(spec, selection, files)
-    copy_files(spec.path, selection.names, files, selection.root.parent)
+    copy_files(store.shown, selection.names, files, selection.root.parent)
     return open_selection(selection, folder, spec)
 
 
@@ -64,13 +69,15 @@ def copy_files(path: str, names: Sequence[str], files: Sequence[StoredFile], pla
         for name, _ in missing:
             for kind in ("files", "versions", "parts"):
                 (place / kind / name).parent.mkdir(parents=True, exist_ok=True)
-        check_free_bytes(place, sum(file.size for _, file in missing))
+        check_free_bytes(place, sum(max(0, file.size - _size_of(place / "parts" / name)) for name, file in missing))
+        stop = Event()
         with shown(f"copying {path}", sum(file.size for _, file in missing)) as count, ThreadPoolExecutor(_TOGETHER) as pool:
-            copies = [pool.submit(_copy, place, name, file, count) for name, file in missing]
+            copies = [pool.submit(_copy, place, name, file, count, stop) for name, file in missing]
             try:
                 for copy in copies:
                     copy.result()
             except BaseException:
+                stop.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     except OSError as error:
@@ -106,10 +113,15 @@ def _open_stream(spec: SourceSpec, selection: Selection, files: list[StoredFile]
     return source
 
 
-def _place_of(root: str, folder: Path) -> Path:
-    """Say where the copies of what is below an address are kept."""
-    last = quote(root.rpartition("/")[2], safe="")[-40:]
-    return folder / "stored" / f"{last}-{hashlib.blake2b(root.encode(), digest_size=8).hexdigest()}"
+def _place_of(address: str, folder: Path) -> Path:
+    """Say where the copies of what is at or below an address are kept."""
+    last = quote(address.partition("?")[0].rpartition("/")[2], safe="")[-40:]
+    return folder / "stored" / f"{last}-{hashlib.blake2b(address.encode(), digest_size=8).hexdigest()}"
+
+
+def _size_of(file: Path) -> int:
+    """Give a file's size in bytes, 0 where there is none."""
+    return file.stat().st_size if file.exists() else 0
 
 
 def _is_there(place: Path, name: str, file: StoredFile) -> bool:
@@ -120,8 +132,12 @@ def _is_there(place: Path, name: str, file: StoredFile) -> bool:
         return False
 
 
-def _copy(place: Path, name: str, file: StoredFile, count: Callable[[int], object]) -> None:
-    """Copy a file, unless another process does; a part that an earlier run has left is gone on with."""
+def _copy(place: Path, name: str, file: StoredFile, count: Callable[[int], object], stop: Event) -> None:
+    """Copy a file, unless another process does; a part that an earlier run has left is gone on with. What is replaced meanwhile is copied again.
+
+    :param count: is told the bytes that have come.
+    :param stop: ends it early when set; the part is kept.
+    """
     from filelock import FileLock
 
     copy, version, part = (place / kind / name for kind in ("files", "versions", "parts"))
@@ -129,20 +145,38 @@ def _copy(place: Path, name: str, file: StoredFile, count: Callable[[int], objec
     with FileLock(f"{part}.lock"):
         if _is_there(place, name, file):
             return
-        goes_on = part.exists() and part_version.exists() and part_version.read_text(encoding="utf-8") == file.version
-        if not goes_on:
-            part.unlink(missing_ok=True)
-            part_version.write_text(file.version, encoding="utf-8")
-        with open(part, "ab") as into:
-            for data in file.parts(into.tell(), file.size):
-                into.write(data)
-                count(len(data))
-            into.flush()
-            os.fsync(into.fileno())
+        for _ in range(_TRIES):
+            _fetch(part, part_version, file, count, stop)
+            if stop.is_set():
+                return
+            if not file.has_changed() and _size_of(part) == file.size:
+                break
+            part_version.unlink()  # the part is of no use
+        else:
+            raise UserError(f"{file.label}: has changed each time while it was copied; start again when nobody writes it.")
         version.unlink(missing_ok=True)
         os.replace(part, copy)
         version.write_text(file.version, encoding="utf-8")
         part_version.unlink()
+
+
+def _fetch(part: Path, part_version: Path, file: StoredFile, count: Callable[[int], object], stop: Event) -> None:
+    """Write a file's bytes to a part, behind those that are there where they are of the same version."""
+    goes_on = file.version and part.exists() and part_version.exists() and part_version.read_text(encoding="utf-8") == file.version
+    if not goes_on:
+        part.unlink(missing_ok=True)
+        part_version.write_text(file.version, encoding="utf-8")
+    with open(part, "ab") as into:
+        count(into.tell())
+        for data in file.parts(into.tell(), file.size):
+            into.write(data)
+            count(len(data))
+            if waiting.stopped():
+                raise Unavailable(f"{file.label}: stopped while it was copied; the same command goes on.")
+            if stop.is_set():
+                break
+        into.flush()
+        os.fsync(into.fileno())
 
 
 STORED = Opener(open_stored, of_files=True)

@@ -1,5 +1,6 @@
 """Files of object stores and web servers, from servers on 127.0.0.1: S3 by moto, where it is installed, the web and the hub by the tests' own."""
 import json
+import os
 import sys
 import threading
 
@@ -102,9 +103,117 @@ def test_a_copy_that_was_interrupted_goes_on(server, tmp_path, monkeypatch):
     assert not list((tmp_path / "datasets" / "stored").rglob("files/*.jsonl"))
     server.faults.clear()
     server.requests.clear()
+    needed = []
+    monkeypatch.setattr("lmplay.data.sources.stored.check_free_bytes", lambda folder, size: needed.append(size))
     assert truths(opened(f"{server.url}/store/texts/b.jsonl", tmp_path))[0] == ROWS[15:]
+    assert needed == [len(lines(ROWS[15:])) - 400]
     assert bytes_sent(server)[0].startswith("bytes=400-")
     assert not list((tmp_path / "datasets" / "stored").rglob("parts/*.jsonl"))
+
+
+def test_a_copy_of_a_file_without_a_version_does_not_go_on(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmplay.data.sources.store._LARGEST", 200)
+    monkeypatch.setenv("LMP_HUB_PATIENCE", "0")
+    server.versions = ""
+    server.fault("b.jsonl", method="GET", status=503, after=2)
+    with pytest.raises(Unavailable):
+        opened(f"{server.url}/store/texts/b.jsonl", tmp_path)
+    server.requests.clear()
+    assert truths(opened(f"{server.url}/store/texts/b.jsonl", tmp_path))[0] == ROWS[15:]
+    assert bytes_sent(server)[0].startswith("bytes=0-")
+
+
+def test_a_file_that_is_replaced_while_it_is_copied_is_copied_again(server, tmp_path, monkeypatch):
+    from lmplay.data.sources.store import Store
+
+    path, read, left = server.root / "store" / "texts" / "a.jsonl", Store.read, [1]
+
+    def read_and_replace(store, *arguments):
+        data = read(store, *arguments)
+        if left:
+            number = left.pop()
+            write(path, lines([f"version {number} {i}" for i in range(15)]))
+        return data
+
+    monkeypatch.setattr(Store, "read", read_and_replace)
+    assert truths(opened(f"{server.url}/store/texts/a.jsonl", tmp_path))[0] == [f"version 1 {i}" for i in range(15)]
+    left += range(2, 20)
+    write(path, lines(ROWS))
+    with pytest.raises(UserError, match="has changed each time while it was copied"):
+        opened(f"{server.url}/store/texts/a.jsonl", tmp_path)
+
+
+def test_the_first_error_ends_the_other_copies(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmplay.data.sources.store._LARGEST", 10)
+    server.fault("a.jsonl", method="GET", status=403, times=None)
+    server.fault("b.jsonl", method="GET", delay=0.05, times=None)
+    with pytest.raises(UserError, match="access is refused"):
+        opened(f"{server.url}/store/texts/*.jsonl", tmp_path)
+    assert len(bytes_sent(server)) < len(lines(ROWS[15:])) // 10
+
+
+def test_a_copy_ends_when_somebody_asks_to_stop(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmplay.data.sources.store._LARGEST", 200)
+    monkeypatch.setattr("lmplay.hub.waiting.stopped", lambda: True)
+    with pytest.raises(Unavailable, match="stopped while it was copied"):
+        opened(f"{server.url}/store/texts/b.jsonl", tmp_path)
+    assert len(bytes_sent(server)) == 1
+
+
+def test_a_file_with_only_a_date_is_copied_again_when_it_has_changed(server, tmp_path):
+    server.versions, file = "Last-Modified", server.root / "store" / "texts" / "a.jsonl"
+    os.utime(file, (10**9, 10**9))
+    assert truths(opened(f"{server.url}/store/texts/a.jsonl", tmp_path))[0] == ROWS[:15]
+    write(file, lines(ROWS[:15]).replace("text number", "next number"))
+    assert truths(opened(f"{server.url}/store/texts/a.jsonl", tmp_path))[0][0] == "next number 0 é"
+
+
+def test_addresses_that_differ_in_their_query_have_copies_of_their_own(server, tmp_path):
+    for query in ("?v=1", "?v=2", "?v=1"):
+        opened(f"{server.url}/store/texts/a.jsonl{query}", tmp_path)
+    assert len(list((tmp_path / "datasets" / "stored").rglob("files/a.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("path", ["texts/*.jsonl", "**/*.jsonl", "*/*.jsonl"])
+def test_a_listing_that_fails_is_no_empty_folder(server, tmp_path, monkeypatch, path):
+    server.fault("/store/texts/", status=503, times=2)
+    assert truths(opened(f"{server.url}/store/{path}", tmp_path))[0] == ROWS
+    refusal = server.fault("/store/texts/", status=403, times=None)
+    with pytest.raises(UserError, match="access is refused"):
+        opened(f"{server.url}/store/{path}", tmp_path)
+    refusal.status = 503
+    monkeypatch.setenv("LMP_HUB_PATIENCE", "0")
+    with pytest.raises(Unavailable, match="the store does not answer"):
+        opened(f"{server.url}/store/{path}", tmp_path)
+
+
+def test_a_server_without_ranges_gives_small_files_only(server, tmp_path, monkeypatch):
+    server.ranges = False
+    assert truths(opened(f"{server.url}/store/rows.parquet", tmp_path, streaming=True))[0] == ROWS
+    monkeypatch.setattr("lmplay.data.sources.store._LARGEST", 200)
+    with pytest.raises(UserError, match="the server gives no parts of a file"):
+        opened(f"{server.url}/store/texts/b.jsonl", tmp_path)
+
+
+def test_a_signature_is_not_said(server, tmp_path):
+    server.fault("a.jsonl", status=403, times=None)
+    with pytest.raises(UserError, match="access is refused") as caught:
+        opened(f"{server.url}/store/texts/a.jsonl?X-Amz-Signature=secret", tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_certificate_is_no_outage(server, tmp_path, monkeypatch):
+    import ssl
+
+    from lmplay.data.sources.store import Store
+
+    def refuse(store):
+        raise ConnectionError("cannot connect to https://h/a?sig=secret") from ssl.SSLCertVerificationError("self-signed certificate")
+
+    monkeypatch.setattr(Store, "_find", refuse)
+    with pytest.raises(UserError, match="certificate is not trusted") as caught:
+        opened("https://h/a.jsonl", tmp_path)
+    assert "secret" not in str(caught.value)
 
 
 def test_several_openings_at_once_copy_a_file_once(server, tmp_path):
@@ -243,10 +352,24 @@ def test_s3_gives_a_file_a_glob_and_a_folder_with_its_splits(at_s3, tmp_path, pa
         assert [sample.truth for sample in iter(data.open_validation().next, None)] == ["held out"]
 
 
+def test_s3_has_keys_that_stand_for_folders_or_are_no_files(at_s3, tmp_path):
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=at_s3)
+    for key, body in (("odd/", ""), ("odd/sub/", ""), ("odd//x.png", "x"), ("odd/a.jsonl", lines(ROWS[:3]))):
+        client.put_object(Bucket="texts", Key=key, Body=body.encode())
+    for path in ("odd", "odd/*.jsonl", "odd/**"):
+        assert truths(opened(f"s3://texts/{path}", tmp_path))[0] == ROWS[:3]
+    client.put_object(Bucket="texts", Key="odd/../x.jsonl", Body=b"{}")
+    with pytest.raises(UserError, match="no name for a file of this machine"):
+        opened("s3://texts/odd", tmp_path)
+
+
 def test_s3_says_what_is_wrong_in_one_line(at_s3, tmp_path, monkeypatch):
     import s3fs
 
-    for path, says in (("s3://nowhere/a.jsonl", "there is no such bucket, folder or file"), ("s3://nowhere/*.jsonl", "nothing is there"),
+    for path, says in (("s3://nowhere/a.jsonl", "there is no such bucket, folder or file"), ("s3://nowhere/*.jsonl", "there is no such bucket, folder or file"),
+                       ("s3://texts/data/*.csv", "nothing is there"),
                        ("s3://texts/data/none.jsonl", "there is no such bucket, folder or file")):
         with pytest.raises(UserError, match=says) as caught:
             opened(path, tmp_path)
