@@ -96,7 +96,6 @@ class Shares:
         self._cutting: Cutting = lambda samples: iter(())
         self._halted: Callable[[], bool] = lambda: False
         self._over = False
-        self.bytes_sent = 0
 
     @contextmanager
     def reading(self, cutting: Cutting, halted: Callable[[], bool]) -> Iterator[Shares]:
@@ -233,7 +232,6 @@ class Shares:
 
     def _exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Give each rank its part; raises Halted when any rank comes to its end."""
-        self.bytes_sent += sum(len(part) for rank, part in enumerate(parts) if rank != self.rank)
         found = self._peers.swap(parts)
         if found is None:
             self._over = True

@@ -1,4 +1,5 @@
 """Reading in shares: ranks that each read and cut a part of the rows make the batches of one process."""
+from threading import Lock
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,9 @@ class CountingRows(Rows):
 
 
 
+WRITING = Lock()
+
+
 def texts(n, word="cat"):
     return [{"text": None if i % 11 == 5 else sentences(1 + i * i % 9, f"{word} {i}")} for i in range(n)]
 
@@ -51,9 +55,10 @@ def texts(n, word="cat"):
 def open_data(folder, corpora, make=CountingRows, keys=(), **stage):
     """Open a stage whose sources are in memory; `keys` are those of each source."""
     keys = dict(keys)
-    for number in range(len(corpora)):
-        if not (folder / f"{number}.jsonl").exists():
-            write_rows(folder / f"{number}.jsonl", [{"text": "x"}])
+    with WRITING:  # several members open the same files
+        for number in range(len(corpora)):
+            if not (folder / f"{number}.jsonl").exists():
+                write_rows(folder / f"{number}.jsonl", [{"text": "x"}])
     data = open_stage(folder, {"dataset": [{"path": str(folder / f"{number}.jsonl"), **keys} for number in range(len(corpora))], "validation": 0, **stage})
     data.sources = [make(rows) for rows in corpora]
     return data
