@@ -76,6 +76,10 @@ class Unavailable(LmplayError):
     exit_code = 75
 
 
+class StoppedWaiting(Unavailable):
+    """It had gone away, and this process was told to stop while it waited."""
+
+
 @contextmanager
 def long_names_refused() -> Iterator[None]:
     """Turn the system's complaint of a name that is too long for a file, wherever it was given, into a UserError."""

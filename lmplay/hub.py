@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from .errors import Unavailable, UserError
+from .errors import StoppedWaiting, Unavailable, UserError
 
 _ANSWER_SECONDS = 15.0  # that the hub may take to answer; its addresses are tried one after the other
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
@@ -106,7 +106,7 @@ class Patience:
         end = now + pause
         while (left := end - time.monotonic()) > 0:
             if waiting.stopped():
-                raise Unavailable(f"{self._label}: stopped while waiting for {self._who} ({outage}).")
+                raise StoppedWaiting(f"{self._label}: stopped while waiting for {self._who} ({outage}).")
             time.sleep(min(_CHECK_SECONDS, left))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
-from ..errors import TrainingError
+from ..errors import StoppedWaiting, TrainingError
 from .batcher import Cutting, Halted
 from .continuation import Piece
 from .mixing import Mix
@@ -28,8 +28,8 @@ from .sources import BadRow, IndexedSource, Row
 from .turns import Skipped
 from .workers import Trace, portable
 
-# Rows of a chunk for each rank: few, so that the first batch comes soon and little is read again after a stop; more where processes help to cut them.
-ROWS_EACH, ROWS_EACH_WORKER = 8, 64
+# Rows of a chunk for each rank, at least: few, so that the first batch comes soon and little is read again after a stop.
+ROWS_EACH = 8
 _T = TypeVar("_T")
 # The place of a chunk at which a rank has failed, with what, and its trace.
 Failure = tuple[int, Exception, str]
@@ -226,6 +226,8 @@ class Shares:
             for pieces, (number, outcome) in self._cutting(samples()):
                 outcome.pieces = pieces
                 found[number] = outcome
+        except StoppedWaiting as stopped:
+            raise Halted from stopped
         except Exception as error:
             return found, (next(number for number in mine if number not in found), *portable(error))
         return found, None
@@ -315,6 +317,8 @@ class SharedRows:
                 place = self._mix.next()
             except BadRow as bad:  # of a stream, which all ranks read
                 place = bad
+            except StoppedWaiting as stopped:
+                raise Halted from stopped
             except Exception as error:
                 return places, states, (len(places), *portable(error))
             places.append(place)

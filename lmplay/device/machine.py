@@ -45,6 +45,13 @@ def threads_to_use(taken: int, root: Path = Path("/")) -> int:
     return taken if quota is None else max(1, min(taken, int(quota)))
 
 
+def usable_cores(root: Path = Path("/")) -> int:
+    """Count the cores that this process may use, by its affinity and its quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
 def cores_are_taken(root: Path = Path("/")) -> bool:
     """Tell whether other programs leave fewer free cores than this one has threads; False where the system does not tell.
 

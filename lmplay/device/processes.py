@@ -114,6 +114,11 @@ class Processes(Ranks):
                 elif self._copies is not None:
                     dist.broadcast(tensor.to_local(), group_src=0, group=self._copies)  # type: ignore[attr-defined]
 
+    @property
+    def local_size(self) -> int:
+        """See :attr:`Ranks.local_size`."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or [host for host, _ in self.members].count(self.members[self.rank][0])
+
     def part(self, per_node: bool) -> tuple[int, int]:
         """See :meth:`Ranks.part`.
 
@@ -121,7 +126,7 @@ class Processes(Ranks):
         """
         if not per_node:
             return self.rank, self.size
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or [host for host, _ in self.members].count(self.members[self.rank][0])
+        here = self.local_size
         places = self.exchange((here, self.local_rank))
         if self.size % here or places != [(here, number % here) for number in range(self.size)]:
             raise UserError("--shard node: each machine needs the same number of processes, numbered one machine after the other; take --shard.")
@@ -248,7 +253,7 @@ class Processes(Ranks):
         """See :meth:`Ranks.swap`; asked for before each exchange is how long the parts are."""
         lengths = torch.tensor([-1] * self.size if parts is None else [len(part) for part in parts])
         theirs = torch.empty_like(lengths)
-        with self._together() if parts is not None else nullcontext():
+        with self._together(ends=False) if parts is not None else nullcontext():
             dist.all_to_all_single(theirs, lengths, group=self._reading)
             if parts is None or int(theirs.min()) < 0:
                 return None
@@ -257,6 +262,10 @@ class Processes(Ranks):
             given = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8) if any(parts) else torch.empty(0, dtype=torch.uint8)
             dist.all_to_all_single(found, given, received, sent, group=self._reading)
         return [part.numpy().tobytes() for part in found.split(received)]
+
+    def end_alone(self) -> None:
+        """See :meth:`Ranks.end_alone`."""
+        self.knows.set()
 
     def report(self, text: str, exit_code: int) -> None:
         """Leave word why this process ends alone, for those that will miss it."""
@@ -285,8 +294,11 @@ class Processes(Ranks):
         return tensor
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Turn the failure of an operation into the error that says who has gone."""
+    def _together(self, ends: bool = True) -> Iterator[None]:
+        """Turn the failure of an operation into the error that says who has gone.
+
+        :param ends: this process ends by itself then; not so in a thread that reads, as the main thread may wait for a device.
+        """
         try:
             yield
         except Lost:
@@ -294,11 +306,12 @@ class Processes(Ranks):
         except RuntimeError as error:
             if not _is_of_connection(error):
                 raise
+            if ends:
+                self.knows.set()
             raise self.find_lost(error) from error
 
     def find_lost(self, error: BaseException | None = None) -> Lost:
         """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well."""
-        self.knows.set()
         present: set[int] = {self.rank}
         try:
             self._store.set(f"present/{self.rank}", "1")

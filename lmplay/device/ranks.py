@@ -39,6 +39,14 @@ class Ranks:
         """The process of rank 0."""
         return os.getpid()
 
+    @property
+    def local_size(self) -> int:
+        """How many ranks this machine has."""
+        return 1
+
+    def end_alone(self) -> None:
+        """Take note that others have gone, where a thread has found it: this process ends by itself."""
+
     def post(self, key: str, text: str) -> None:
         """Leave a text for rank 0, from any thread; raises OSError when that is not possible."""
 

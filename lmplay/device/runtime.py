@@ -19,6 +19,7 @@ from ..modules.packed import has_kernel
 from ..modules.recompute import recompute_blocks
 from ..plan.settings import Settings
 from .allocator import keep_freed_memory, let_segments_grow, return_freed_memory
+from .machine import usable_cores
 from .ranks import Ranks
 
 _COMPILED_MULTIPLE = 8  # compiled kernels work on this many numbers at once, so lengths are rounded up to a multiple of it
@@ -76,9 +77,9 @@ class Runtime:
     @property
     def data_workers(self) -> int:
         """What prepares batches (`--data-workers`). For a GPU of NVIDIA by default processes: a thread would keep the interpreter from feeding it."""
-        chosen, cores = self._settings.data_workers, os.cpu_count() or 1
+        chosen = self._settings.data_workers
         is_default = "data_workers" not in self._settings.explicit and chosen == Settings.data_workers
-        return _GPU_WORKERS if is_default and self.device.type == "cuda" and cores >= _CORES * self.ranks.size else chosen
+        return _GPU_WORKERS if is_default and self.device.type == "cuda" and usable_cores() >= _CORES * self.ranks.local_size else chosen
 
     def packs(self, model: nn.Module) -> bool:
         """Tell whether the pieces of a mini-batch are packed into one row without padding (`--pack`); by default where this is known to be faster.

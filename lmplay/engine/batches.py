@@ -14,11 +14,11 @@ from ..data.continuation import Cutter, Piece, Prepare
 from ..data.prefetch import Prefetch
 from ..data.samples import Sample
 from ..data.sentences import Cut
-from ..data.shares import ROWS_EACH, ROWS_EACH_WORKER, Shares
+from ..data.shares import ROWS_EACH, Shares
 from ..data.stream import SampleStream
 from ..data.workers import Workers
 from ..device.ranks import Ranks
-from ..errors import UserError
+from ..errors import ElsewhereError, UserError
 from ..objectives.base import Objective
 from .run import OpenStage
 
@@ -201,7 +201,9 @@ class Batches:
         """
         fixed = stage.settings.context_len_schedule is None  # else how samples are cut is not known ahead of the batch
         self._workers = workers if fixed else min(workers, 1)
-        self._shares = Shares(ranks, ROWS_EACH_WORKER * workers if workers > 1 else ROWS_EACH) if ranks is not None and ranks.size > 1 and fixed else None
+        # a batch's rows at least, and the same on all ranks, which may have different numbers of processes
+        rows_each = max(ROWS_EACH, -(-stage.settings.batch_size // ranks.size)) if ranks is not None else ROWS_EACH
+        self._shares = Shares(ranks, rows_each) if ranks is not None and ranks.size > 1 and fixed else None
         self._ranks = ranks
         self.stream = stage.data.open_samples(self._shares)
         self._stage, self._cutter, self._grouping, self._token_budget = stage, cutter, grouping, token_budget
@@ -222,6 +224,10 @@ class Batches:
             made = self._prefetch.next(stop_waiting)
         except Halted:
             return None
+        except ElsewhereError:
+            if self._ranks is not None:
+                self._ranks.end_alone()
+            raise
         if isinstance(made, End):
             self.end = made
             return None

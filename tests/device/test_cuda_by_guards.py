@@ -81,7 +81,7 @@ def test_a_compiler_that_cannot_work_is_refused(monkeypatch, capability, there, 
                                                        ({"data_workers": 0, "explicit": frozenset({"data_workers"})}, 8, 0)])
 def test_threads_let_the_one_that_feeds_the_gpu_run(monkeypatch, flags, cores, workers):
     cuda = MadeUpCuda().install(monkeypatch)
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr("lmplay.device.runtime.usable_cores", lambda: cores)
     assert Runtime(Settings(device="cuda", **flags)).data_workers == workers
     assert [seconds for name, seconds in cuda.asked if name == "switch"] == [0.0005]
     assert Runtime(Settings(device="cpu")).data_workers == 1

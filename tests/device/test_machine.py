@@ -4,7 +4,7 @@ import os
 import pytest
 from helpers import TINY, sentences, write_rows
 
-from lmplay.device.machine import cores_are_taken, cpu_flags, cpu_quota, threads_to_use
+from lmplay.device.machine import cores_are_taken, cpu_flags, cpu_quota, threads_to_use, usable_cores
 
 
 def machine(root, **files):
@@ -64,6 +64,12 @@ def test_threads_sleep_where_cores_are_taken_unless_the_user_has_said_otherwise(
     main([*TINY, "--dataset", str(tmp_path / "texts.jsonl"), "--out-dir", str(tmp_path / "out"), "--describe"])
     assert os.environ.get("OMP_WAIT_POLICY") == found
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+
+
+def test_cores_that_may_be_used_are_those_of_affinity_and_quota(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
+    assert usable_cores(tmp_path) == 3
+    assert usable_cores(machine(tmp_path, **{"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"})) == 1
 
 
 @pytest.mark.parametrize("content", ["processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor : 1\nflags : fpu\n", "Features : fpu avx2 avx512_bf16\n"])

@@ -146,3 +146,24 @@ def test_ranks_with_parts_of_a_model_all_have_the_same_number_of_rounds(costs, s
     assert {len(one) for one in rounds} == {max(len(list(member.share(costs, float))) for member in members)}
     assert sorted(number for one in rounds for number, _, counts in one if counts) == list(range(len(costs)))
     assert all(item == (costs[number] if counts else min(costs)) for one in rounds for number, item, counts in one)
+
+
+STUCK = """
+import os, threading, time
+from lmplay.device.processes import Processes
+from lmplay.launch import launch
+
+ranks = Processes(launch())
+if ranks.rank:
+    os.kill(os.getpid(), 9)
+threading.Thread(target=lambda: ranks.swap([b"", b""]), daemon=True).start()
+time.sleep(60)  # as a GPU that waits for the one that is gone
+os._exit(5)
+"""
+
+
+def test_a_process_that_waits_for_a_device_ends_when_its_reading_thread_finds_that_another_has_gone():
+    codes, _, complaints = several.run(2, "-c", STUCK)
+    assert codes == [1, -9], complaints
+    assert "rank 1" in complaints[0]
+    assert "gone" in complaints[0]

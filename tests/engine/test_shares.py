@@ -17,7 +17,7 @@ from lmplay.data.outlines import Outline
 from lmplay.data.sources import BadRow
 from lmplay.data.stage import StageData
 from lmplay.engine.batches import Batches, Grouping
-from lmplay.errors import Unavailable, UserError
+from lmplay.errors import StoppedWaiting, Unavailable, UserError
 from lmplay.objectives.dpo import Dpo
 from lmplay.objectives.next_token import NextToken
 from lmplay.plan.curriculum import StageState
@@ -274,6 +274,36 @@ def test_a_source_that_goes_away_from_one_rank_ends_all_at_the_same_batch(tmp_pa
     assert 0 < len(ranks[0].batches) < len(alone.batches)
     for one in ranks:
         assert [outline(batch) for batch in one.batches] == [outline(batch) for batch in alone.batches[:len(one.batches)]]
+    assert not threads()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_rank_that_is_told_to_stop_while_it_waits_for_its_source_makes_no_error_of_it(tmp_path, streamed):
+    class Waiting(CountingRows):
+        def __getitem__(self, index):
+            if self.rank == 1 and index >= 30:
+                raise StoppedWaiting("stopped while waiting for the hub")
+            return self.rows[index]
+
+    class WaitingFlow(Flow):
+        def open(self, state=None):
+            stream, rank = super().open(state), self.rank
+
+            class Stopped(Raising):
+                def __next__(self):
+                    if rank == 1 and self.stream.place == 30:
+                        raise StoppedWaiting("stopped while waiting for the hub")
+                    return super().__next__()
+
+            return Stopped(stream)
+
+    def work(member):
+        data = open_data(tmp_path, [texts(60)], WaitingFlow if streamed else Waiting, shuffle={"buffer": 10} if streamed else False)
+        data.sources[0].rank = member.rank
+        return read(data, member)
+
+    ranks = together(2, work)
+    assert [(one.failure, one.end) for one in ranks] == [(None, None)] * 2  # none goes on, and they vote on why
     assert not threads()
 
 
