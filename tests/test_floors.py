@@ -8,7 +8,7 @@ from helpers import ROOT
 PACKAGE = ROOT / "lmplay"
 # Rooms by floor, from the ground up; what is not named is ground.
 FLOORS = [[], ["plan"], ["stats", "track", "rewards"], ["plotstats"], ["data"], ["modules", "exp"], ["objectives", "optim", "writing"],
-          ["device", "checkpoints"], ["report"], ["engine"], ["preview"], ["train", "generate", "export", "evaluate", "tools"]]
+          ["device"], ["checkpoints"], ["report"], ["engine"], ["preview"], ["train", "generate", "export", "evaluate", "tools"]]
 HEAVY = {"torch", "transformers", "datasets", "matplotlib", "tokenizers", "pyarrow"}
 TORCHLESS = ["plan", "stats", "track", "plotstats", "data", "train", "generate", "export", "evaluate", "tools", "rewards"]
 # No torch before collate.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..device.memory import is_out_of_memory
 from ..modules.sharded import is_sharded
 from . import rotation
 from .best import best_file, write_best
@@ -201,6 +202,17 @@ class Saver:
             copier = self._free_copier() if before is None else before.copier
             self._best = _Best(copier(mine), stage, copier)
 
+    @property
+    def best_is_on_gpu(self) -> bool:
+        """Whether the best state takes memory of the GPU."""
+        return self._best is not None and not self._best.is_on_cpu
+
+    def release_best(self) -> None:
+        """Move the best state from the GPU to the CPU; raises OSError when there is no memory for it."""
+        if self._best is not None:
+            with self._copying():
+                self._best = self._on_cpu(self._best)
+
     def send(self, content: dict[str, Any]) -> None:
         """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded. Not for folders of shards."""
         if self._collect is not None:
@@ -319,11 +331,11 @@ class Saver:
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Raise an OSError where a copy fails, for lack of memory say; with several ranks the error, as the others would wait."""
+        """Raise an OSError where there is no memory for a copy; where rank 0 collects sharded weights the error, as the others would wait."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if self._collect is not None and self._writers is None:
+            if (self._collect is not None and self._writers is None) or not is_out_of_memory(error):
                 raise
             self._staging.drop()
             self._copier, self._spare = Copier(self._staging), None

@@ -75,8 +75,8 @@ class Compiled(nn.Module):
 
     @property
     def judge_chunk(self) -> JudgeChunk | None:
-        """Compiled code of :func:`lmplay.objectives.judge_chunk.judge_chunk`; None on a CPU, where the loss has code that is as fast."""
-        return self._judge_chunk if next(self._model.parameters()).device.type != "cpu" else None
+        """Compiled code of :func:`lmplay.objectives.judge_chunk.judge_chunk` on a GPU of NVIDIA; None elsewhere."""
+        return self._judge_chunk if next(self._model.parameters()).device.type == "cuda" else None
 
     def _judge_chunk(self, logits_CP: Tensor, targets_C: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run that code."""

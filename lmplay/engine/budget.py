@@ -88,14 +88,26 @@ class TokenBudget:
             if not failed[0]:
                 return
             # here the error is gone, and with it what its frames held
-            run.runner.token_budget["tokens"] //= 2
-            if not self._borrower:
-                self._remember()
+            if run.saver.best_is_on_gpu:
+                self._release_best(before, longest)
+                mend = "the best state, which was kept on the GPU, is on the CPU now"
+            else:
+                run.runner.token_budget["tokens"] //= 2
+                if not self._borrower:
+                    self._remember()
+                mend = f"from here on {self.tokens:,}"
             run.optimizers.zero_grad()
             restore_torch_random_state(random_before)
             free_memory(run.runtime.device)
-            run.report.say(f"{self._who}out of memory with {before:,} tokens in a mini-batch: from here on {self.tokens:,}; "
-                           "the current mini-batches are done again")
+            told = f" with {before:,} tokens in a mini-batch" if before else ""
+            run.report.say(f"{self._who}out of memory{told}: {mend}; the current mini-batches are done again")
+
+    def _release_best(self, tokens: int, longest: int) -> None:
+        """Move the best state out of the way; raises TrainingError where that is not possible."""
+        try:
+            self._run.saver.release_best()
+        except OSError as error:
+            raise TrainingError(self._no_memory(tokens, longest, smallest=True)) from error
 
     @contextmanager
     def lent(self, borrower: str) -> Iterator[None]:
@@ -117,7 +129,7 @@ class TokenBudget:
                 raise
             size = self._grouping.mini_batch_size
             smallest = tokens <= longest if tokens else size == 1
-            if smallest or not self.is_measured:
+            if (smallest or not self.is_measured) and not self._run.saver.best_is_on_gpu:
                 raise TrainingError(self._no_memory(tokens, longest, smallest)) from error
             failed[0] = True
 

@@ -4,6 +4,7 @@ Shapes: T positions of all pieces, P pieces, N pieces of one length L, H heads o
 """
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import accumulate, groupby, pairwise
@@ -85,10 +86,10 @@ def has_kernel(device: torch.device, width: int) -> bool:
     if device.type != "cuda" or torch.version.hip or width % 8 or width > 256 or torch.cuda.get_device_capability(device) < (8, 0):
         return False
     try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401
-    except ImportError:  # torch before 2.10
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
         return False
-    return True
+    return inspect.signature(varlen_attn).parameters.keys() >= {"scale", "window_size", "enable_gqa"}  # older ones lack some
 
 
 def _of_one_type(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,6 +48,8 @@ def _product_of(head: nn.Module, device: torch.device) -> Callable[[Tensor], Ten
         return head
     weight: Any = head.weight
     soft_cap: float = getattr(head, "soft_cap", 0.0)
+    if torch.is_autocast_enabled(device.type):  # once: autocast keeps copies of parameters only, and would make one for each chunk
+        weight = weight.to(torch.get_autocast_dtype(device.type))
     weight_PD = functional.pad(weight, (0, 0, 0, -len(weight) % MULTIPLE))
 
     def product(hidden_CD: Tensor) -> Tensor:

@@ -133,6 +133,17 @@ def test_a_copy_that_fails_is_a_save_that_fails(tmp_path, monkeypatch, error):
     assert saver.failed == 0
 
 
+def test_a_fault_of_ours_in_a_copy_is_no_lack_of_memory(tmp_path, monkeypatch):
+    saver = Saver(tmp_path / "m.lmp", keep=0)
+
+    def fail(*_):
+        raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
+
+    monkeypatch.setattr(Copier, "_copy_tensor", fail)
+    with pytest.raises(RuntimeError, match="must match"):
+        saver.save(content(1), "one", None, print, print, print)
+
+
 def test_the_best_state_waits_on_the_gpu_for_the_next_save(tmp_path, monkeypatch):
     """It is the state of its moment, is replaced by a better one without new memory, and its buffers on the CPU are used again."""
     weight, asked, made = on_gpu(torch.zeros(50)), [], []
@@ -157,6 +168,12 @@ def test_the_best_state_waits_on_the_gpu_for_the_next_save(tmp_path, monkeypatch
         saver.save({"model": {"state": {"weight": weight}}}, "one", None, lambda record: None, lambda record, seconds: None, written.append)
         assert saver.wait()
 
+    keep(1)
+    assert saver.best_is_on_gpu
+    saver.release_best()
+    assert not saver.best_is_on_gpu
+    saver, written = Saver(tmp_path / "m.lmp", keep=0), []
+    del asked[:], made[:]
     keep(1)
     keep(2)
     assert asked == [200]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import TINY, compare_runs, differences, load, sentences, write_plan, write_rows
 
+from lmplay.checkpoints.saver import Saver
 from lmplay.engine import budget
 from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.train.__main__ import main
@@ -138,6 +139,22 @@ def test_a_token_budget_that_does_not_fit_ends_the_search(capsys, monkeypatch):
     assert "mini-batches of at most 192 tokens" in text
     assert "384" not in text
     assert "out of memory" not in text
+
+
+def test_a_best_state_on_the_gpu_makes_way_before_mini_batches_get_smaller(capsys, monkeypatch):
+    kept, forward = [True], GPT2ish.forward
+
+    def limited(self, tokens, lengths=None):
+        if kept and self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(self, tokens, lengths=lengths)
+
+    monkeypatch.setattr(GPT2ish, "forward", limited)
+    monkeypatch.setattr(Saver, "best_is_on_gpu", property(lambda self: bool(kept)))
+    monkeypatch.setattr(Saver, "release_best", lambda self: kept.clear())
+    text = train(capsys, "out", "--mini-batch-size", 2, "--max-steps", 1, code=75)
+    assert "out of memory: the best state, which was kept on the GPU, is on the CPU now; the current mini-batches are done again" in text
+    assert "from here on" not in text
 
 
 def test_memory_that_would_run_out_on_a_cpu_is_not_asked_for(capsys, monkeypatch):

@@ -136,3 +136,16 @@ def test_the_kernel_is_there_from_ampere_on(monkeypatch, capability, width, ther
     assert has_kernel(torch.device("cuda:1"), width) is there
     has_kernel.cache_clear()
     assert not has_kernel(CPU, width)
+
+
+def test_a_kernel_of_an_older_torch_that_cannot_do_what_is_needed_is_not_used(monkeypatch):
+    def older(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+        raise AssertionError("not called")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    has_kernel.cache_clear()
+    assert has_kernel(torch.device("cuda:0"), 64)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
+    has_kernel.cache_clear()
+    assert not has_kernel(torch.device("cuda:0"), 64)
+    has_kernel.cache_clear()
