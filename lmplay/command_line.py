@@ -104,6 +104,12 @@ def ended(program: str, stopped: str, work: Callable[[], int]) -> int:
         return 0
 
 
+def replace_broken_input() -> None:
+    """Let bytes of the standard input that are no text become replacement characters: one bad line must not end a conversation."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
+
 def _with_hyphens(word: str) -> str:
     """Write the name of a flag with hyphens; its value stays as it is."""
     name, equals, value = word.partition("=")

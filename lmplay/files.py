@@ -5,6 +5,7 @@ A state of a run is a file, or a folder of shards with a file :data:`STATE`; wha
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -88,6 +89,11 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], Any], before_rename: C
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically, see :func:`write_atomic`."""
     write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def json_line(row: dict[str, Any]) -> str:
+    """Write a line of JSON; other line ends of Unicode are escaped, so that every program reads it as one line."""
+    return json.dumps(row, ensure_ascii=False).translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}) + "\n"
 
 
 def link_atomic(path: Path, other: Path) -> None:

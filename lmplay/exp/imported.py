@@ -179,6 +179,8 @@ def open_nanogpt(path: Path, label: str, context_len: int | None) -> Imported:
             return gpt2ish.from_nanogpt(weights, model, length)
         except KeyError as error:
             raise UserError(f"{label}: has no weights for {error}, so it is damaged, or a model of another kind.") from None
+        except (AttributeError, TypeError):
+            raise UserError(f"{label}: not all of its weights are tensors, so it is damaged, or a model of another kind.") from None
 
     return Imported("gpt2ish", args, rows, "gpt2" if rows in _GPT2_ROWS else None, read)
 

@@ -32,7 +32,7 @@ def push(folder: Path, name: str, private: bool) -> str:
     try:
         made = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export of lmplay",
-                          delete_patterns=["*.safetensors", "*.safetensors.index.json", "tokenizer*", "curve.png"])
+                          delete_patterns=["*.safetensors", "*.safetensors.index.json", "tokenizer*", "*.jinja", "curve.png"])
     except Exception as error:  # the network library behind the client, and its exceptions, change with its version
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):

@@ -9,9 +9,9 @@ import json
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from ..writing.conversation import read_turns
 from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
 from .asked import ChatRequest, CompletionRequest, Limits, read_request
-from .worker import Added, Job, Served, Worker
+from .worker import Added, Job, Served, Worker, queue_full
 from .writer import text_seed
 
 Read = TypeVar("Read")
@@ -50,6 +50,7 @@ class Api:
         self._encoder = ThreadPoolExecutor(1, "lmp_generator reads")  # a long prompt keeps nobody but the next prompt waiting
         self._page = page((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
         self._is_ending = False
+        self._requests = 0  # that are being read or written
 
     def app(self) -> Starlette:
         """Build the application."""
@@ -83,24 +84,40 @@ class Api:
 
     async def complete(self, request: Request) -> Response:
         """Continue prompts."""
-        body = await read_json(request, self._most_bytes)
-        asked = await self._aside(lambda: read_request(body, CompletionRequest))
-        assert isinstance(asked, CompletionRequest)
-        served = self._find(asked.model)
-        prompts = asked.prompts
-        self._check_count(len(prompts) * (asked.n or 1))
-        ids = await self._aside(lambda: [self._prompt_ids(served, prompt) for prompt in prompts])
-        return await self._answer(request, asked, served, served.prompting, ids)
+        with self._admitted() as until:
+            body = await read_json(request, self._most_bytes)
+            asked = await self._aside(lambda: read_request(body, CompletionRequest))
+            assert isinstance(asked, CompletionRequest)
+            served = self._find(asked.model)
+            prompts = asked.prompts
+            self._check_count(len(prompts) * (asked.n or 1))
+            ids = await self._aside(lambda: [self._prompt_ids(served, prompt) for prompt in prompts])
+            return await self._answer(request, asked, served, served.prompting, ids, until)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_json(request, self._most_bytes)
-        asked = await self._aside(lambda: read_request(body, ChatRequest))
-        assert isinstance(asked, ChatRequest)
-        served, turns = self._find(asked.model), asked.turns(self._defaults.system)
-        self._check_count(asked.n or 1)
-        ids = await self._aside(lambda: [read_turns(served.chat, turns)])
-        return await self._answer(request, asked, served, served.chat, ids)
+        with self._admitted() as until:
+            body = await read_json(request, self._most_bytes)
+            asked = await self._aside(lambda: read_request(body, ChatRequest))
+            assert isinstance(asked, ChatRequest)
+            served, turns = self._find(asked.model), asked.turns(self._defaults.system)
+            self._check_count(asked.n or 1)
+            ids = await self._aside(lambda: [read_turns(served.chat, turns)])
+            return await self._answer(request, asked, served, served.chat, ids, until)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[float]:
+        """Count a request, from its arrival on; gives the time until which its texts may be written.
+
+        :raises Refused: 429 when twice as many are there as can be written and wait: the others are being read.
+        """
+        if self._requests >= 2 * self._worker.most_texts:
+            raise queue_full(2 * self._worker.most_texts, "requests are there")
+        self._requests += 1
+        try:
+            yield time.monotonic() + self._limits.seconds
+        finally:
+            self._requests -= 1
 
     def _find(self, name: str | None) -> Served:
         """Find a model; where there is one only, it need not be named."""
@@ -134,7 +151,7 @@ class Api:
             raise Refused(400, str(error)) from None
 
     async def _answer(self, request: Request, asked: CompletionRequest | ChatRequest, served: Served, prompting: Prompting,
-                      prompts: list[list[int]]) -> Response:
+                      prompts: list[list[int]], until: float) -> Response:
         """Let texts be written, and answer with them."""
         for ids in prompts:
             if len(ids) > served.context_len:
@@ -150,7 +167,7 @@ class Api:
                     loop.call_soon_threadsafe(told.put_nowait, (number, event))
 
             return Job(served.name, ids, prompting, asked.sampling(self._defaults.sampling), text_seed(seed, number), self._limits.tokens(asked.max_tokens),
-                       stops, self._limits.seconds, tell)
+                       stops, until, tell)
 
         jobs = [job(number, ids) for number, ids in enumerate(ids for ids in prompts for _ in range(asked.n or 1))]
         form = _Form(isinstance(asked, ChatRequest), served.name, len(jobs), sum(map(len, prompts)))

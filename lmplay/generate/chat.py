@@ -1,12 +1,13 @@
 """Talking with a model: `--chat` and `--ask`."""
 from __future__ import annotations
 
-import json
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import write_text
+from ..command_line import replace_broken_input
+from ..files import json_line, write_text
 from ..signals import Stop, raise_stop
 from ..writing.conversation import Conversation
 from .writer import Writer
@@ -43,6 +44,7 @@ def answer(writer: Writer, conversation: Conversation, question: str) -> None:
 def converse(writer: Writer, conversation: Conversation) -> None:
     """Take questions from the terminal, or a line each from what is piped in, and answer them."""
     on_terminal = sys.stdin.isatty()
+    replace_broken_input()
     if on_terminal:
         with suppress(ImportError):  # Windows has none
             import readline  # noqa: F401 - lines can be edited, and come back with the arrow keys
@@ -86,7 +88,7 @@ def _command(conversation: Conversation, line: str) -> None:
 
 def _save(conversation: Conversation, name: str) -> str:
     """Write a conversation to a new file; says how it went."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if not name:
         return "/save needs the name of a file: /save chat.jsonl"
     if not conversation.said:
@@ -94,7 +96,7 @@ def _save(conversation: Conversation, name: str) -> str:
     try:
         if path.exists() or path.is_symlink():
             return f"{path} is there already, and is not overwritten; give another name"
-        write_text(path, json.dumps({"messages": conversation.messages()}, ensure_ascii=False) + "\n")
+        write_text(path, json_line({"messages": conversation.messages()}))
     except OSError as error:
         return f"{path} cannot be written: {error.strerror or error}"
     return f"written to {path}: {len(conversation.said)} messages"

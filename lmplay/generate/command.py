@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser, ended
+from ..command_line import Parser, ended, replace_broken_input
 from ..data.samples import FORMS
 from ..errors import UserError, long_names_refused, value_fault
+from ..files import json_line
 from ..plan.settings import find_model
 from ..signals import raise_stop
 from .server_flags import PENALTIES, PORT, add_server_flags, limits_of, server_faults, server_ranges
@@ -103,17 +104,27 @@ def _check(options: argparse.Namespace) -> None:
     if options.title and options.form not in (None, "title"):
         faults.append(f"--title and --as {options.form} together: give one of them.")
     faults += [f"{one} and {other} together: give one of them." for one, other in itertools.combinations(
-        [flag for flag in ("--prompt", "--prompts", "--chat", "--ask", "--serve") if getattr(options, flag[2:])], 2)]
+        [flag for flag in ("--prompt", "--prompts", "--chat", "--ask", "--serve") if getattr(options, flag[2:]) not in (None, False)], 2)]
     talks = "--chat" if options.chat else "--ask" if options.ask is not None else None
     faults += [f"{talks} with {flag}: it is not possible; leave {flag} out." for flag, given in
                (("--title", options.title), ("--as", options.form), ("--json", options.json), ("--samples", options.samples > 1)) if talks and given]
     if options.system and not talks and options.serve is None:
         faults.append("--system: only with --chat, --ask or --serve.")
     faults += server_faults(options)
+    faults += [f"--{name}: it is no UTF-8 text." for name in ("prompt", "ask", "system", "title", "stop") if not _is_text(getattr(options, name))]
     if any(not stop for stop in options.stop or ()):
         faults.append("--stop: the text is empty.")
     if faults:
         raise UserError(*faults)
+
+
+def _is_text(given: str | list[str] | None) -> bool:
+    """Tell whether texts are Unicode: half a surrogate pair stands for a byte that was none, and no tokenizer takes it."""
+    try:
+        "".join(given or "").encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prompts(options: argparse.Namespace) -> list[str] | None:
@@ -126,13 +137,22 @@ def _prompts(options: argparse.Namespace) -> list[str] | None:
         return _read_prompts(Path(options.prompts).expanduser())
     if options.title:
         return [""]
-    return None if sys.stdin.isatty() else [sys.stdin.read().rstrip("\n")]
+    if sys.stdin.isatty():
+        if options.json:
+            raise UserError("--json: only with --prompt, --prompts, or a prompt on standard input that is not a terminal.")
+        return None
+    try:
+        prompt = sys.stdin.read().rstrip("\n")
+        prompt.encode()  # in some locales bytes that are no text come as halves of surrogate pairs
+    except UnicodeError:
+        raise UserError("standard input: it is no UTF-8 text.") from None
+    return [prompt]
 
 
 def _read_prompts(path: Path) -> list[str]:
     """Read a prompt a line."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--prompts {path}: cannot be read ({getattr(error, 'strerror', None) or 'it is not UTF-8 text'}).") from None
     if not lines:
@@ -146,7 +166,7 @@ def _read_prompts(path: Path) -> list[str]:
         except ValueError as error:
             raise UserError(f"--prompts {path}, prompt {number}: not valid JSON ({value_fault(error)}).") from None
         value = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not _is_text(value):
             raise UserError(f"--prompts {path}, prompt {number}: allowed is a JSON string, or an object with a string as `prompt`.")
         prompts.append(value)
     return prompts
@@ -220,7 +240,7 @@ def _write_all(writer: Writer, prompts: list[str], options: argparse.Namespace) 
             texts = [text + (part or "") for text, part in zip(texts, step, strict=True)]
         for (number, prompt, sample), text in zip(batch, texts, strict=True):
             if options.json:
-                print(json.dumps({"prompt": prompt, "title": options.title, "sample": sample, "text": text}, ensure_ascii=False), flush=True)
+                print(json_line({"prompt": prompt, "title": options.title, "sample": sample, "text": text}), end="", flush=True)
             else:
                 between = writer.prompting.after(prompt) if not options.title else ""
                 print(f"=== prompt {number}, sample {sample}\n{prompt}{between}{text}\n", flush=True)
@@ -236,6 +256,7 @@ def _stream(writer: Writer, prompt: str, title: str | None, number: int) -> None
 
 def _talk(writer: Writer, options: argparse.Namespace) -> None:
     """Take a prompt after the other from the terminal."""
+    replace_broken_input()
     print("A line is how a text begins; an empty one lets the model begin; Ctrl+D ends.", file=sys.stderr)
     number = 0
     while True:

@@ -8,7 +8,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..web.guard import Refused
@@ -51,7 +51,7 @@ class Job:
 
     :param prompting: how the prompt was read; it says what ends the text.
     :param most_tokens: the most new tokens.
-    :param seconds: the most time, waiting included.
+    :param until: when it ends at the latest, in the seconds of `time.monotonic`.
     :param tell: called in the worker's thread with what is added, and with what went wrong, after which there is no more.
     """
 
@@ -62,13 +62,9 @@ class Job:
     seed: int
     most_tokens: int
     stops: tuple[str, ...]
-    seconds: float
+    until: float
     tell: Callable[[Added | Refused], None]
     is_cancelled: bool = False
-    until: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.seconds
 
 
 class Worker:
@@ -111,8 +107,7 @@ class Worker:
             if self._closing:
                 raise _ending()
             if len(self._written) + len(self._waiting) + len(jobs) > self.most_texts:
-                raise Refused(429, f"Too many texts are being written and waiting (at most {self.most_texts}); try again soon.", code="queue_full",
-                              headers={"Retry-After": "1"})
+                raise queue_full(self.most_texts, "texts are being written and waiting")
             self._waiting += jobs
             self._changed.notify()
 
@@ -180,8 +175,7 @@ class Worker:
             if job.is_cancelled:
                 continue
             if now > job.until:
-                taken.append((job, Refused(503, f"The request has waited for {job.seconds:g} seconds; try again later.", code="timeout",
-                                           headers={"Retry-After": "10"})))
+                taken.append((job, Refused(503, "The request has waited for all its time; try again later.", code="timeout", headers={"Retry-After": "10"})))
             elif free > 0:
                 taken.append((job, None))
                 self._written[job] = _Written(job)
@@ -232,7 +226,7 @@ class _Written:
     def __init__(self, job: Job):
         self.key: tuple[str, frozenset[int]] = ("", frozenset())
         self._job, self._tokens = job, 0
-        self._text = GrowingText(job.prompting.tokenizer, job.stops)
+        self._text = GrowingText(job.prompting.tokenizer, job.stops, job.prompting.continued(job.prompt))
 
     def add(self, token: int | None) -> Added:
         """Take the next token (None = the end token came instead); gives what it adds to the text."""
@@ -246,6 +240,11 @@ class _Written:
             text += self._text.end()
             return Added(text, 1, "stop" if self._text.is_stopped else "length")
         return Added(text, 1, None)
+
+
+def queue_full(most: int, what: str) -> Refused:
+    """Tell that there are too many: 429, as long as nothing ends."""
+    return Refused(429, f"Too many {what} (at most {most}); try again soon.", code="queue_full", headers={"Retry-After": "1"})
 
 
 def _ending() -> Refused:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Tokens of a prompt that the first tokens of its text are decoded with.
+_OVERLAP = 4
+
+
 @dataclass(frozen=True)
 class Writer:
     """A model, its tokenizer and how to generate."""
@@ -43,7 +47,7 @@ class Writer:
         :return: for each step what is added to each text; None once it has ended.
         """
         seeds = [text_seed(self.seed, first + number) for number in range(len(prompts))]
-        texts = [GrowingText(self.prompting.tokenizer, self.stops) for _ in prompts]
+        texts = [GrowingText(self.prompting.tokenizer, self.stops, self.prompting.continued(prompt)) for prompt in prompts]
         over = [False] * len(prompts)
         for step in generate(self.model, prompts, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens):
             parts: list[str | None] = [None] * len(prompts)
@@ -63,22 +67,37 @@ def text_seed(seed: int, number: int) -> int:
 
 
 class GrowingText:
-    """A text that gets token after token, and what can be shown of it; `is_stopped` once it has a stop text."""
+    """A text that gets token after token, and what can be shown of it; `is_stopped` once it has a stop text.
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
+    What a token adds depends on the tokens before it: some tokenizers leave out a space at the beginning of a text, and a character may take several tokens.
+    So tokens are decoded together with those that were decoded last; not with all, which would take longer with each token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], before: Sequence[int] = ()):
+        """:param before: the tokens of the text that this one continues."""
         self.is_stopped = False
         self._tokenizer, self._stops = tokenizer, stops
-        self._ids: list[int] = []
-        self._shown = ""
+        self._ids = list(before[-_OVERLAP:])
+        self._from, self._settled = 0, len(self._ids)  # tokens before `settled` are in the text
+        self._text = self._shown = ""
 
     def add(self, token: int) -> str:
         """Add a token; gives what can be shown besides what has been.  A character may take several tokens: it is shown when it is whole."""
         self._ids.append(token)
-        return self._show(self._tokenizer.decode(self._ids).rstrip("\ufffd"), is_whole=False)
+        new = self._new()
+        if new and not new.endswith("\ufffd"):
+            self._text += new
+            self._from, self._settled = self._settled, len(self._ids)
+        return self._show(self._text, is_whole=False)
 
     def end(self) -> str:
         """Give what is left to be shown when no more tokens come."""
-        return self._show(self._tokenizer.decode(self._ids), is_whole=True)
+        return self._show(self._text + self._new(), is_whole=True)
+
+    def _new(self) -> str:
+        """Decode the tokens that are not in the text yet."""
+        tokens = self._ids[self._from:]
+        return self._tokenizer.decode(tokens)[len(self._tokenizer.decode(tokens[:self._settled - self._from])):]
 
     def _show(self, text: str, is_whole: bool) -> str:
         """Cut a text at the stop texts, and give what of it is new."""

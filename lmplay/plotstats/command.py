@@ -90,6 +90,8 @@ def _check(arguments: argparse.Namespace) -> None:
     faults = [f"{' and '.join(alone)}: choose one of them."] if len(alone) > 1 else []
     if arguments.json and arguments.watch:
         faults.append("--json and --watch: choose one of them.")
+    faults += [f"--serve and {flag}: leave {flag} out; the page has its own choice." for flag, given in
+               (("--x", arguments.x != X_CHOICES), ("--format", arguments.format != ("png",))) if given and arguments.serve]
     if arguments.token is not None and arguments.serve is None:
         faults.append("--token: only with --serve.")
     if faults:

@@ -20,7 +20,7 @@ from ..data.continuation import Piece
 from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
-from ..files import check_is_file, no_link, write_text
+from ..files import check_is_file, json_line, no_link, write_text
 from ..stats.accuracy import count_edits
 from ..stats.figures import Progress
 from ..writing.generation import generate
@@ -146,7 +146,7 @@ class CompletionWriter:
         try:
             check_is_file(self.path)
             with open(self.path, "ab", opener=no_link) as file:
-                file.write("".join(_line(row) for row in rows).encode("utf-8", "backslashreplace"))
+                file.write("".join(json_line(row) for row in rows).encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._warn(error)
         return rows
@@ -183,8 +183,3 @@ def _compared(line: str, text: str) -> dict[str, Any]:
         return {"prompt": prompt, "text": text}
     right, words = count_edits(truth, text)
     return {"prompt": prompt, "text": text, "truth": truth, "edit_accuracy": right / words if words else 1.0}
-
-
-def _line(row: dict[str, Any]) -> str:
-    """Write a line of JSON; other line ends of Unicode are escaped, so that every program reads it as one line."""
-    return json.dumps(row, ensure_ascii=False).translate({ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}) + "\n"

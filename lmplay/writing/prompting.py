@@ -71,6 +71,10 @@ class Prompting:
         """Say what lies between a prompt and the text that follows, to be shown."""
         return BREAK if prompt and self.form != "text" else ""
 
+    def continued(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a prompt that the new text is a part of the same text with: those of a plain text; other forms encode what follows by itself."""
+        return ids if self.form == "text" else ()
+
     @property
     def _start(self) -> list[int]:
         """What a text of which nothing is given follows."""

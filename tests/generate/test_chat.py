@@ -75,7 +75,8 @@ def test_what_has_been_shown_is_never_taken_back(text, stops):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--chat", "--ask", "a"], "--chat and --ask together"), (["--chat", "--json"], "--json"), (["--ask", "a", "--title", "t"], "--title"),
-    (["--prompt", "a", "--system", "s"], "--system"), (["--chat", "--stop", ""], "--stop"), (["--chat", "--prompt", "a"], "--prompt and --chat together")])
+    (["--prompt", "a", "--system", "s"], "--system"), (["--chat", "--stop", ""], "--stop"), (["--chat", "--prompt", "a"], "--prompt and --chat together"),
+    (["--ask", "", "--prompt", "a"], "--prompt and --ask together")])
 def test_what_does_not_go_together_is_told(capsys, trained, arguments, words):
     code, out, err = run(capsys, "--out-dir", trained, *arguments)
     assert (code, out) == (2, "")
@@ -103,3 +104,32 @@ def test_ctrl_c_ends_an_answer_and_then_the_program(trained):
     os.close(terminal)
     assert run.returncode == 0, complaints
     assert b"Traceback" not in complaints
+
+
+def test_a_line_that_is_no_text_does_not_end_a_conversation(capsys, monkeypatch, trained):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nWho?\n/save ~nobody-here/c.jsonl\nWhere?\n"), encoding="utf-8"))
+    code, out, err = run(capsys, "--out-dir", trained, "--chat", "--greedy")
+    assert code == 0
+    assert out.count("\n") == 3
+    assert "~nobody-here/c.jsonl cannot be written" in err
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_prompt_that_is_no_text_is_one_line(capsys, monkeypatch, trained, errors):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors))
+    code, _, err = run(capsys, "--out-dir", trained)
+    assert (code, err.splitlines()[-1]) == (2, "lmp_generator: standard input: it is no UTF-8 text.")
+    for flag in ("--prompt", "--ask", "--system"):
+        code, _, err = run(capsys, "--out-dir", trained, flag, "caf\udce9", *["--chat"] * (flag == "--system"))
+        assert (code, err.splitlines()[-1]) == (2, f"lmp_generator: {flag}: it is no UTF-8 text.")
+
+
+def test_prompts_are_lines_of_a_file_and_answers_are_lines_of_json(capsys, trained, tmp_path):
+    (tmp_path / "p.jsonl").write_text('"a\u2028b\x85c"\r\n"\\u2028"\n', encoding="utf-8")
+    code, out, _ = run(capsys, "--out-dir", trained, "--prompts", tmp_path / "p.jsonl", "--json", "--greedy", "--max-tokens", 1)
+    assert code == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["a\u2028b\x85c", "\u2028"]
+    (tmp_path / "p.jsonl").write_text('"\\ud800"\n')
+    code, _, err = run(capsys, "--out-dir", trained, "--prompts", tmp_path / "p.jsonl")
+    assert code == 2
+    assert "prompt 1: allowed is a JSON string" in err

@@ -237,6 +237,15 @@ def test_a_full_queue_is_said_and_nothing_is_lost(trained, slowly):
         assert client.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
 
 
+def test_requests_that_are_being_read_are_counted(trained):
+    with served("--out-dir", trained, "--batch-size", 1, "--limit-queue", 0, "--device", "cpu") as client:
+        begun = [client.send_only("/v1/completions", b"{", headers={"Content-Length": "100"}) for _ in range(2)]
+        until(lambda: client.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 429)
+        for one in begun:
+            one.close()
+        until(lambda: client.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_keeps_nobody_waiting(trained, slowly, monkeypatch, caplog, stream):
     monkeypatch.setattr(Prompting, "ends", set())  # no text ends by itself
@@ -259,8 +268,10 @@ def test_time_ends_a_text_and_waiting(trained, slowly):
         threading.Timer(1.5, slowly.set).start()
         status, answer = first.result()
         assert (status, answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == (200, "length", 1)
-        assert second.result()[0] == 503
+        status, answer = second.result()
+        assert (status, answer["error"]["code"]) == (503, "timeout")
         until(lambda: client.ask("/health")[1]["written"] == 0)
+        assert client.ask("/health")[1]["status"] == "ok"
 
 
 def test_a_model_that_fails_ends_no_server(trained, monkeypatch, capfd):
