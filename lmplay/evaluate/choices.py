@@ -19,7 +19,7 @@ from .windows import Reading, Text, log_probs
 def judge_choices(model: Judged, data: DataSet, questions: Sequence[Question], reading: Reading) -> Result:
     """Judge a model by multiple choice: the choice with the highest probability, or with the highest per character, is its answer; the first of equals."""
     given = [model.prompting.ids(question.text) for question in shown(questions, model.label, data)]
-    texts = [_text(model, ids, question.text, choice, end=False) for ids, question in zip(given, questions, strict=True) for choice in question.choices]
+    texts = [_text(model, data, ids, question.text, choice, end=False) for ids, question in zip(given, questions, strict=True) for choice in question.choices]
     found = _by_row(log_probs(model, texts, reading), [len(question.choices) for question in questions])
     lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
     acc = [_is_highest(one, question.answer) for one, question in zip(found, questions, strict=True)]
@@ -32,7 +32,7 @@ def judge_pairs(model: Judged, data: DataSet, pairs: Sequence[Pair], reading: Re
     texts = []
     for pair in shown(pairs, model.label, data):
         given, before = _given(model, data, pair)
-        texts += [_text(model, given, before, answer, end=True) for answer in (pair.chosen, pair.rejected)]
+        texts += [_text(model, data, given, before, answer, end=True) for answer in (pair.chosen, pair.rejected)]
     found = _by_row(log_probs(model, texts, reading), [2] * len(pairs))
     lengths = [np.array([max(1, len(pair.chosen)), max(1, len(pair.rejected))]) for pair in pairs]
     acc = [_share_of_first(one) for one in found]
@@ -50,10 +50,15 @@ def _given(model: Judged, data: DataSet, pair: Pair) -> tuple[list[int], str]:
         raise UserError(*(f"{data.label}: {fault}" for fault in error.faults)) from None
 
 
-def _text(model: Judged, given: Sequence[int], before: str, answer: str, end: bool) -> Text:
-    """Put a prompt and an answer together; where a text goes on, a space is between the two."""
+def _text(model: Judged, data: DataSet, given: Sequence[int], before: str, answer: str, end: bool) -> Text:
+    """Put a prompt and an answer together; where a text goes on, a space is between the two.
+
+    :raises UserError: when the answer has no tokens, so that there is nothing to judge.
+    """
     goes_on = model.prompting.form == "text" and before and not before[-1].isspace() and not answer[:1].isspace()
     ids = model.tokenizer.encode(f" {answer}" if goes_on else answer).ids
+    if answer and not len(model.tokenizer.encode(answer).ids):
+        raise UserError(f"{data.label}: the answer {answer!r} has no tokens in the tokenizer of {model.label}; leave its row out.")
     tokens = np.concatenate([np.array(given, dtype=np.int32), ids, np.array([model.tokenizer.end_id] * end, dtype=np.int32)])
     return Text(tokens, np.arange(len(tokens)) >= len(given))
 

@@ -10,6 +10,7 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 
 from ..data.permutation import hash64
+from ..writing.stops import cut_at_stops
 from .models import Judged
 from .results import Measure, Result
 from .rows import Problem
@@ -121,9 +122,4 @@ def write_texts(model: Judged, prompts: Sequence[Sequence[int]], seeds: Sequence
         if stops and number % _LOOK_EVERY == 0 and all(token is None or any(stop in model.tokenizer.decode(ids) for stop in stops)
                                                        for ids, token in zip(new, step, strict=True)):
             break
-    return [_cut(model.tokenizer.decode(ids), stops) for ids in new]
-
-
-def _cut(text: str, stops: Sequence[str]) -> str:
-    """Cut a text before the first stop text in it."""
-    return text[:min((text.find(stop) for stop in stops if stop in text), default=len(text))]
+    return [cut_at_stops(model.tokenizer.decode(ids), stops, is_whole=True)[0] for ids in new]

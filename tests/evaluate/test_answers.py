@@ -16,6 +16,7 @@ from lmplay.evaluate.command import run
 from lmplay.evaluate.problems import is_right, number_in, pass_at
 from lmplay.evaluate.rows import Pair, read_pairs
 from lmplay.evaluate.sets import read_set
+from lmplay.tokenizer import load_tokenizer
 
 QUESTIONS = [{"question": f"The {word} is", "choices": ["öäüß", "an animal", "no"], "answer": (2, 2, 1)[number % 3]}
              for number, word in enumerate(("cat", "größe", "dog", "12", "owl", "x", "yes", "a", "b", "#"))]
@@ -232,3 +233,14 @@ def test_numbers_that_contradict_each_other_are_refused(capsys):
     Path("none.jsonl").write_text("")
     assert "none.jsonl" in refused(capsys, "--choices", "none.jsonl")
     assert SIZES["context_len"] < 128
+
+
+@pytest.mark.parametrize(("flag", "row"), [("--choices", {"question": "a", "choices": ["an animal", "日本"], "answer": 0}),
+                                           ("--preferences", {"prompt": "a", "chosen": "an animal", "rejected": "日本"})])
+def test_an_answer_without_tokens_is_refused_and_does_not_win(capsys, flag, row):
+    from tokenizers import Tokenizer, models
+
+    letters = {letter: number for number, letter in enumerate([*"abcdefghijklmnopqrstuvwxyz .", "<end>"])}
+    spec = {"kind": "fast", "name": "letters", "json": Tokenizer(models.BPE(letters, [])).to_str(), "end_id": letters["<end>"]}
+    model_file(Path("m.lmp"), "gpt2ish", type(load_tokenizer("bytes"))(spec), context_len=128)
+    assert "the answer '日本' has no tokens in the tokenizer of" in refused(capsys, flag, write_rows(Path("rows.jsonl"), [row]))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmplay.data.samples import choose_reading
-from lmplay.generate.writer import cut_at_stops
+from lmplay.writing.stops import cut_at_stops
 
 
 def test_one_question_gets_its_answer_and_nothing_else(capsys, trained):
