@@ -79,10 +79,10 @@ def judge(model: Path, held_out: str, rows: int, context: int = CONTEXT, tokeniz
     from lmplay.tokenizer import load_tokenizer
 
     if model.is_dir():
-        from lmplay.exp.hf import open_source, read_weights
+        from lmplay.exp.hf import open_source, read_own_weights
 
         module = build_model(get_experiment(f"hf:{model}"), vocab_size=8, **{**open_source(str(model)), "context_len": context})
-        module.load_state_dict(read_weights(str(model)))
+        module.load_state_dict(read_own_weights(str(model)))
         encode = load_tokenizer(str(tokenizer))
     else:
         trained = open_trained(model)
@@ -102,7 +102,7 @@ def judge(model: Path, held_out: str, rows: int, context: int = CONTEXT, tokeniz
 def steps_for(way: Way, budget: float, arguments: argparse.Namespace, folder: Path, rates: dict[str, Any], name: str) -> int:
     """Work out how many steps fit into a budget, from two short runs."""
     if name not in rates:
-        few, many = (20, 60) if way.flags is None or not way.compiled else (20, 100)
+        few, many = (8, 28) if way.flags is None else (20, 80) if not way.compiled else (20, 100)
         train(way, few, 0, arguments, folder)  # fills the caches of compiled code and of indices
         short, long = train(way, few, 0, arguments, folder)[0], train(way, many, 0, arguments, folder)[0]
         rates[name] = [short - few * (long - short) / (many - few), (long - short) / (many - few)]
