@@ -153,6 +153,12 @@ def test_every_link_leads_somewhere(page):
             assert anchor in [re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings], target
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_headings_are_short_and_end_with_their_line(page):
+    text = re.sub(r"^```.*?^```", "", PAGES[page], flags=re.M | re.S)
+    assert [heading for heading in re.findall(r"^#+ .*$", text, re.M) if len(heading) > 60] == []
+
+
 def test_every_pattern_of_freeze_matches_and_leaves_something_to_train():
     import torch
 
