@@ -3,7 +3,7 @@
     python benchmarks/scaling.py                                       # 1 and 2 processes on this machine, built-in texts, a small model
     python benchmarks/scaling.py --processes 1,2,4,8 --embed-dim 1024 --num-blocks 24 --batch-size 256 --flags "--amp --exp modern"
 
-    python benchmarks/scaling.py --order 1,8,64,1024                   # what reading in shares costs each of so many ranks, simulated in one process
+    python benchmarks/scaling.py --order 1,8,64,1024                   # what reading in shares costs a rank, simulated in one process
 
 The numbers of processes take turns, and each round is a run of its own. Of each run the first steps are left out. The step time is the median over the steps of
 all rounds of a number; "data" is what of it the step waited for its batch. "of ideal" is the time of one process, divided by the number of processes and by the

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from . import __version__
-from .errors import LmplayError, UserError, nearest
-from .signals import Stop
+from .errors import LmplayError, UserError, long_names_refused, nearest
+from .signals import Stop, raise_stop
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,6 +79,27 @@ class _Help(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.help_text(whole=option_string == "--help-all"), end="")
         parser.exit()
+
+
+def run_program(parser: Parser, argv: list[str] | None, check: Callable[[argparse.Namespace], None], work: Callable[[argparse.Namespace], int | None],
+                stopped: str) -> int:
+    """Run a program that saves nothing: read its flags, check them, do what they ask for, and tell how it ends.
+
+    :param argv: arguments; None = those of the process. Then a request to stop is raised inside of `work`, which removes what is half written.
+    :param check: raises UserError for values that are not allowed.
+    :param work: gives the exit code; None = 0.
+    :param stopped: what is said at a request to stop.
+    :return: the exit code, see :func:`ended`.
+    """
+    def read_and_work() -> int:
+        options = parser.read(argv)
+        check(options)
+        if argv is None:
+            raise_stop()
+        with long_names_refused():
+            return work(options) or 0
+
+    return ended(parser.prog, stopped, read_and_work)
 
 
 def ended(program: str, stopped: str, work: Callable[[], int]) -> int:

@@ -23,7 +23,7 @@ GPU, _META = torch.device("cuda", 0), torch.device("meta")
 # What has a shape that depends on values, or gives a value to Python: the program would wait for the GPU.
 WAITING = {"nonzero", "masked_select", "_local_scalar_dense", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero"}
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-# Fast kernels need rows that begin at multiples of so many bytes; it matters from so many numbers on, and not for a few rows, which take as long to be read.
+# Fast kernels need rows that begin at multiples of ALIGNED bytes. This is checked for matrices of at least LARGE numbers and FEW rows: others take no time.
 ALIGNED, LARGE, FEW = 16, 1 << 14, 16
 
 

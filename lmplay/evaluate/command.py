@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser, ended
+from ..command_line import Parser, run_program
 from ..data.samples import FORMS
-from ..errors import UserError, long_names_refused, printable
+from ..errors import UserError, printable
 from ..files import check_folder, write_text
 from ..plan.settings import Settings
-from ..signals import raise_stop
 from ..stats.evaluations import add_evaluation, read_evaluations
 
 if TYPE_CHECKING:
@@ -34,16 +33,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 for bad input, that of the request to stop.
     """
-    def work() -> int:
-        options = _parser().read(argv)
-        _check(options)
-        if argv is None:
-            raise_stop()
-        with long_names_refused():
-            _evaluate(options)
-        return 0
-
-    return ended("lmp_eval", "stopped; what was finished is in the file of evaluations.", work)
+    return run_program(_parser(), argv, _check, _evaluate, "stopped; what was finished is in the file of evaluations.")
 
 
 def _parser() -> Parser:

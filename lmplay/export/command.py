@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..command_line import Parser, ended
-from ..errors import UserError, long_names_refused, nearest
+from ..command_line import Parser, run_program
+from ..errors import UserError, nearest
 from ..files import is_state
 from ..plan.settings import find_model
-from ..signals import raise_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,16 +26,8 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 for bad input, that of the request to stop.
     """
-    def work() -> int:
-        options = _parser().read(argv)
-        _check(options)
-        if argv is None:
-            raise_stop()  # what is half written is removed
-        with long_names_refused():
-            _export(options) if options.adapter_only is None else _export_adapter(options)
-        return 0
-
-    return ended("lmp_export", "stopped; what was half written has been removed.", work)
+    return run_program(_parser(), argv, _check, lambda options: _export(options) if options.adapter_only is None else _export_adapter(options),
+                       "stopped; what was half written has been removed.")
 
 
 def _parser() -> Parser:

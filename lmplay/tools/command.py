@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..command_line import Parser, ended
-from ..errors import UserError, long_names_refused, nearest
+from ..command_line import Parser, run_program
+from ..errors import UserError, nearest
 from ..files import NotAFile, check_is_state, size_of
 from ..paths import in_folder, plain
 from ..plan.settings import Settings, find_model
-from ..signals import raise_stop
 from ..words import counted
 
 _MOST_SHARDS = 99_999
@@ -24,15 +23,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: arguments; None = those of the process.
     :return: the exit code: 0, 2 for bad input and damaged states, that of the request to stop.
     """
-    def work() -> int:
-        options = _parser().read(argv)
-        _check(options)
-        if argv is None:
-            raise_stop()  # what is half written is removed
-        with long_names_refused():
-            return _ACTIONS[options.action](options)
-
-    return ended("lmp_checkpoint", "stopped; what was half written has been removed.", work)
+    return run_program(_parser(), argv, _check, lambda options: _ACTIONS[options.action](options), "stopped; what was half written has been removed.")
 
 
 def _parser() -> Parser:

@@ -1,4 +1,4 @@
-"""Our models as models of transformers: the class, the logits, the way back, and what there is none for."""
+"""Our models as models of transformers: the class, the logits, the import of what was exported, and models that have no such class."""
 import pytest
 import torch
 from exported import SIZES, logits, stirred, their_logits

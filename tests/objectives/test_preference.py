@@ -6,24 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws import learned
+from laws import learned, make_model
 from pairs import pieces_of_pairs
-from texts import BYTES
 
 from lmplay.data.collate import collate
-from lmplay.exp import build_model, get_experiment
 from lmplay.objectives import load_objective
 
 PAIRS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5)
-
-
-def make_model(seed=0):
-    torch.manual_seed(seed)
-    model = build_model(get_experiment("gpt2ish"), vocab_size=BYTES.vocab_size, context_len=64, num_blocks=1, embed_dim=16, num_heads=2, dropout=0.0).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
 
 
 def log_prob(model, piece):

@@ -21,7 +21,7 @@ def plan_of(lengths: list[int], schedule, unit: str = "tokens", **more) -> Plan:
 
 
 def followed(plan: Plan, every: int) -> list[float]:
-    """Give the factors of a run through the stages, every so many tokens, as the trainer asks for them."""
+    """Give the factors of a run through the stages, one each `every` tokens, as the trainer asks for them."""
     found = []
     for stage in plan.stages:
         chain, length, done = stage.lr_chain, stage.length[1], 0

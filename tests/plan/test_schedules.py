@@ -27,7 +27,7 @@ def chain(schedule: Any, **keys: Any) -> Chain:
 
 
 def follow(of: Chain, steps: int = STEPS, samples: int = 3, tokens: int = 70) -> list[float]:
-    """Give the factor of each step of a stage of `steps` steps, each of so many samples and tokens, and behind the last."""
+    """Give the factor of each step of a stage of `steps` steps, each of `samples` samples and `tokens` tokens, and after the last."""
     place, found = of.begin, []
     for step in range(steps + 1):
         now = {"progress": step / steps, "steps": step, "samples": step * samples, "tokens": step * tokens}

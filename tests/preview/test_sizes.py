@@ -54,7 +54,7 @@ def test_what_fits_no_size_is_refused_in_a_line():
 @given(st.floats(1e3, 1e7), st.floats(1e10, 1e16))
 @settings(max_examples=5)
 def test_a_time_is_spent_on_20_tokens_for_each_parameter(seconds, flops):
-    """On a machine of so many operations a second, 6 for each token and parameter."""
+    """On a machine that does `flops` operations a second; training takes 6 for each token and parameter."""
     best = math.sqrt(0.9 * seconds * flops / 6 / 20)
     if not 6e5 < best < 1e9:
         return
