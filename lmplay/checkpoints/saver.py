@@ -1,16 +1,15 @@
 """Saving: the state is copied between two steps, and the copy is written by a thread while training goes on.
 
-This is the only place where state is copied.  States are files, or folders of shards that all ranks write together.
+States are files, or folders of shards that all ranks write together.
 """
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..device.memory import is_out_of_memory
-from ..modules.sharded import is_sharded
+from ..device.memory import is_out_of_memory, memory_left
 from . import rotation
 from .best import best_file, write_best
+from .copier import Collect, Copier, n_bytes, send
 from .folder import Divided, File, divide
 from .format import write_folder
 from .hashed import Cancelled
@@ -29,100 +28,9 @@ from .staging import Staging
 from .writers import Job, Writers
 
 _NICENESS = 10  # a thread with it gets about a tenth of a core where all are busy (sched(7))
-_PLAIN = {int, float, str, bool, type(None)}
 
 Record = TypeVar("Record")
-Collect = Callable[[torch.Tensor, torch.Tensor | None], None]
-
-
-class Copier:
-    """Copies nested values; the tensors of the copy are buffers on the CPU, which the next copy reuses.
-
-    Those of a GPU come by way of `staging`; without it they are copied to buffers where they are. Sharded tensors are whole in the copy: `collect` fills them.
-    """
-
-    def __init__(self, staging: Staging | None, collect: Collect | None = None):
-        self._staging, self._collect = staging, collect
-        self._buffers: dict[str, torch.Tensor] = {}
-        self.is_slow_to_allocate = False  # memory on the CPU, for tensors of a GPU
-
-    def __call__(self, value: Any) -> Any:
-        """Copy dicts, lists, objects, plain values, and tensors on any device; the copy overwrites the one before.
-
-        Tensors that share memory share it in the copy.
-        """
-        seen: dict[tuple[Any, ...], torch.Tensor] = {}
-        result = self._copy(value, "", seen)
-        if self._staging is not None:
-            self._staging.finish()
-        return result
-
-    def _copy(self, value: Any, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> Any:
-        """Copy a value."""
-        if type(value) in _PLAIN:
-            return value
-        if isinstance(value, torch.Tensor):
-            return self._copy_tensor(value, where, seen)
-        if isinstance(value, (list, tuple)):
-            if set(map(type, value)) <= _PLAIN:
-                return value[:]
-            return type(value)(self._copy(part, f"{where}.{number}", seen) for number, part in enumerate(value))
-        new = copy.copy(value)
-        parts = new if isinstance(new, dict) else getattr(new, "__dict__", {})
-        for key, part in parts.items():
-            parts[key] = self._copy(part, f"{where}.{key}", seen)
-        return new
-
-    def _copy_tensor(self, value: torch.Tensor, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
-        """Copy a tensor into its buffer."""
-        if is_sharded(value):
-            return self._copy_sharded(value, where, seen)
-        place = value.untyped_storage()._cdata, value.storage_offset()
-        key = (place, value.dtype, value.shape, value.stride(), value.device) if value.numel() else (where,)
-        if key not in seen:
-            buffer, on_gpu = self._buffers.get(where), value.device.type == "cuda"
-            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype or buffer.stride() != value.stride():
-                device = value.device if self._staging is None and on_gpu else torch.device("cpu")
-                buffer = self._buffers[where] = torch.empty_like(value, device=device, requires_grad=False)
-            if self._staging is not None and on_gpu:
-                self.is_slow_to_allocate = True
-                self._staging.copy(value, buffer)
-            else:
-                buffer.copy_(value.detach())
-            seen[key] = buffer
-        return seen[key]
-
-    def _copy_sharded(self, value: torch.Tensor, where: str, seen: dict[tuple[Any, ...], torch.Tensor]) -> torch.Tensor:
-        """Collect a sharded tensor in its buffer; :func:`_send` meets the same ones in the same order."""
-        key = ("sharded", id(value))
-        if key not in seen:
-            buffer = self._buffers.get(where)
-            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                buffer = self._buffers[where] = torch.empty(value.shape, dtype=value.dtype)
-            assert self._collect is not None
-            self._collect(value, buffer)
-            seen[key] = buffer
-        return seen[key]
-
-
-def _send(value: Any, collect: Collect, seen: set[int]) -> None:
-    """Send the parts of sharded tensors in nested values to the rank that copies them."""
-    if is_sharded(value):
-        if id(value) not in seen:
-            seen.add(id(value))
-            collect(value, None)
-    elif isinstance(value, dict):
-        for part in value.values():
-            _send(part, collect, seen)
-
-
-def _n_bytes(value: Any) -> int:
-    """Count the bytes of the tensors in nested values."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, Divided):
-        return _n_bytes([value.rest, *(part.rows for part in value.own.values())])
-    return sum(map(_n_bytes, value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()))
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -150,19 +58,19 @@ class Saver:
     With `writers` states are folders of shards: all ranks make the same calls, and each copies and writes its own part; what is said and decided is rank 0's.
     """
 
-    def __init__(self, path: Path, keep: int, collect: Collect | None = None, writers: Writers | None = None):
+    def __init__(self, path: Path, keep: int, collect: Collect | None = None, writers: Writers | None = None, say: Callable[[str], None] = print):
         """
         :param path: NAME.lmp.
         :param keep: number of older states to keep.
-        :param collect: gathers a sharded tensor, see :meth:`lmplay.device.ranks.Ranks.collect`; where states are files.
+        :param collect: gathers sharded tensors where states are files.
         :param writers: where states are folders.
+        :param say: is given a line when a best state is lost.
         """
         self.failed = 0  # saves in a row
-        self._path, self._keep, self._collect, self._writers = path, keep, collect, writers
+        self._path, self._keep, self._collect, self._writers, self._say = path, keep, collect, writers, say
         self._staging = Staging()
-        self._copier = Copier(self._staging, collect)
+        self._copier = self._new_copier()  # of the newest state; its buffers are kept
         self._best: _Best | None = None  # the best state since the last save
-        self._spare: Copier | None = None  # for the next one
         self._unwritten_best: _Best | None = None  # used by the writing thread alone, while there is one
         self._idle = threading.Event()  # not Thread.join: in Python 3.11 a signal that raises in it makes the thread count as ended
         self._idle.set()
@@ -180,27 +88,29 @@ class Saver:
         """Whether states are folders of shards."""
         return self._writers is not None
 
-    def keep_best(self, content: dict[str, Any], stage: str | None, has_room: Callable[[int], bool] = lambda n_bytes: False) -> None:
+    def keep_best(self, content: dict[str, Any], stage: str | None, has_room: Callable[[int], bool] = lambda size: False) -> None:
         """Copy the best state so far, to be written with the next save: the disk is written to no more often than the run saves.
 
         Where the GPU has room for it the copy stays there until a save takes it: a better one may come before that.
 
         :param content: of all components; not changed, and not used afterwards.
         :param stage: the current stage, if it may end early: it has a best state of its own.
-        :param has_room: tells whether the device has room for so many bytes more.
-        :raises OSError: when there is no memory for the copy.
+        :param has_room: tells whether that many bytes more fit on the device.
+        :raises OSError: when there is no memory for the copy. The best state before is kept then; where states are folders none is, as other ranks may have
+            copied their parts of this one.
         """
-        before, self._best = self._best, None  # what it was is overwritten
-        mine, is_gathered = self._divided(content), self._collect is not None and self._writers is None
-        if not is_gathered and (not before.is_on_cpu if before is not None else has_room(_n_bytes(mine))):
-            copier = Copier(None) if before is None else before.copier
+        mine, before, is_gathered = self._divided(content), self._best, self._collect is not None and self._writers is None
+        if not is_gathered and (not before.is_on_cpu if before is not None else has_room(n_bytes(mine))):
             with suppress(torch.OutOfMemoryError):
-                self._best = _Best(copier(mine), stage, copier, is_on_cpu=False)
+                self._replace_best(Copier(None) if before is None else before.copier, mine, stage, is_on_cpu=False)
                 return
-            before = None
-        with self._copying():
-            copier = self._free_copier() if before is None else before.copier
-            self._best = _Best(copier(mine), stage, copier)
+        copier = before.copier if before is not None and before.is_on_cpu else self._new_copier()
+        try:
+            self._with_memory(lambda: self._replace_best(copier, mine, stage))
+        except OSError:
+            if self._writers is not None:
+                self._best = None
+            raise
 
     @property
     def best_is_on_gpu(self) -> bool:
@@ -209,14 +119,13 @@ class Saver:
 
     def release_best(self) -> None:
         """Move the best state from the GPU to the CPU; raises OSError when there is no memory for it."""
-        if self._best is not None:
-            with self._copying():
-                self._best = self._on_cpu(self._best)
+        if (best := self._best) is not None:
+            self._best = self._with_memory(lambda: self._on_cpu(best))
 
     def send(self, content: dict[str, Any]) -> None:
         """Send this rank's parts of what rank 0 copies at the same time; nothing to do where nothing is sharded. Not for folders of shards."""
         if self._collect is not None:
-            _send(content, self._collect, set())
+            send(content, self._collect, set())
 
     def copied(self, content: dict[str, Any]) -> dict[str, Any]:
         """Copy a content once, with whole tensors."""
@@ -227,17 +136,20 @@ class Saver:
              failed: Callable[[OSError], None]) -> None:
         """Copy the state when the save before is done, and write the copy in a thread, which also calls the three functions.
 
+        Where there is no memory for a copy of the best state and one of the newest, the best one is written first, while training waits; where states are
+        folders it is given up.
+
         :param content: of all components; not changed, and not used afterwards.
         :param stage: the current stage.
         :param record: what the functions need to know of the run at this moment; copied together with the content.
-        :param before: called with the copied record before anything is written: writes the statistics.
+        :param before: called with the record before anything is written: writes the statistics.
         :param saved: called with the copied record and the seconds that it took, when all has been written.
         :param failed: called when the state cannot be copied, or the files cannot be written; those that were there are whole, and the next save tries again.
         :raises BaseException: what the save before has raised.
         """
         self.wait()
         try:
-            copied, record = self._copy(content, record)
+            copied, record = self._copy(content, record, lambda: self._write_best_alone(partial(before, record)))
         except OSError as error:
             if self._writers is not None:
                 self._start(partial(self._refuse, error, failed))
@@ -270,7 +182,7 @@ class Saver:
         """
         self.wait()
         if written:
-            self._best_is_written()
+            self._unwritten_best = None
         try:
             copied, _ = self._copy(content, None)
         except OSError as error:
@@ -285,13 +197,54 @@ class Saver:
 
         self._start(write)
 
-    def _copy(self, content: dict[str, Any], record: Record) -> tuple[dict[str, Any] | Divided, Record]:
-        """Copy a state, or this rank's part of it; the best state is the next to be written. Raises OSError when there is no memory for it."""
-        with self._copying():
-            copied: tuple[dict[str, Any] | Divided, Record] = self._copier((self._divided(content), record))
-            if self._best is not None:
-                self._unwritten_best, self._best = self._on_cpu(self._best), None
+    def _copy(self, content: dict[str, Any], record: Record, write_best: Callable[[], None] | None = None) -> tuple[dict[str, Any] | Divided, Record]:
+        """Copy a state, or this rank's part of it; the best state is the next to be written.
+
+        :param write_best: writes the best state now, where states are files.
+        :raises OSError: when there is no memory for it, or the best state cannot be written.
+        """
+        if self._best is not None:
+            self._unwritten_best = None  # this one is better
+        if self._writers is not None or not self._is_short_of_memory(content):
+            try:
+                return self._copy_with_best(content, record)
+            except OSError:
+                if self._best is None and self._unwritten_best is None:
+                    raise
+        if self._writers is not None or write_best is None:
+            self._best = self._unwritten_best = None
+            if self._writers is not None and not self._writers.rank:
+                self._say(f"WARNING: the best state is not written to {best_file(self._path)}: there is no memory for its copy and one of the newest state.")
+        else:
+            write_best()
+        return self._copy_with_best(content, record)
+
+    def _copy_with_best(self, content: dict[str, Any], record: Record) -> tuple[dict[str, Any] | Divided, Record]:
+        """Copy a state, and bring the best one to the CPU."""
+        copied: tuple[dict[str, Any] | Divided, Record] = self._with_memory(lambda: self._copier((self._divided(content), record)))
+        if (best := self._best) is not None:
+            self._unwritten_best, self._best = self._with_memory(lambda: self._on_cpu(best)), None
         return copied
+
+    def _is_short_of_memory(self, content: dict[str, Any]) -> bool:
+        """Tell whether the best state is on the GPU, and the system says that it has no memory for copies of both: Linux would end the process."""
+        if not self.best_is_on_gpu:
+            return False
+        left = memory_left(torch.device("cpu"))
+        return left is not None and left < n_bytes(content) * (1 if self._copier.has_buffers else 2)
+
+    def _write_best_alone(self, before: Callable[[], None]) -> None:
+        """Write the best state while training waits, so that its memory is free again; raises OSError when that is not possible."""
+        self._copier = self._new_copier()
+        if (best := self._best) is not None:
+            self._unwritten_best, self._best = self._with_memory(lambda: self._on_cpu(best)), None
+
+        def write() -> None:
+            before()
+            self._write_best()
+
+        self._start(write)
+        self.wait()
 
     def _divided(self, content: dict[str, Any]) -> dict[str, Any] | Divided:
         """Give what this rank writes of a state."""
@@ -313,8 +266,8 @@ class Saver:
         if self._writers is not None:
             self._writers.clear([best_file(self._path), self._path])
 
-    def _start(self, write: Callable[[], bool]) -> None:
-        """Write in a thread."""
+    def _start(self, write: Callable[[], bool | None]) -> None:
+        """Write in a thread; see :meth:`_run`."""
         self._idle.clear()
         try:
             threading.Thread(target=self._run, args=(write, True), name="lmplay-save").start()
@@ -326,32 +279,52 @@ class Saver:
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its trace has this frame, and so they would keep each other, and the copy that was written, in memory
         return self._result
 
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """Raise an OSError where there is no memory for a copy; where rank 0 collects sharded weights the error, as the others would wait."""
+    def _with_memory(self, work: Callable[[], T]) -> T:
+        """Do work that needs memory for a copy. Where there is none, it is done again when no state is being written and the newest state's buffers are free.
+
+        Where rank 0 collects sharded weights any error is raised at once, as the others would wait.
+
+        :raises OSError: when there is no memory then, either.
+        """
         try:
-            yield
+            return work()
         except (RuntimeError, MemoryError) as error:
             if (self._collect is not None and self._writers is None) or not is_out_of_memory(error):
                 raise
+        # here the error is gone, and with it what its frames held
+        self._idle.wait()
+        self._staging.drop()
+        self._copier = self._new_copier()
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             self._staging.drop()
-            self._copier, self._spare = Copier(self._staging), None
             raise OSError(f"the state cannot be copied: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
+
+    def _replace_best(self, copier: Copier, content: dict[str, Any] | Divided, stage: str | None, is_on_cpu: bool = True) -> None:
+        """Copy a state as the best one; the one before is whole as long as there is no memory for it."""
+        copy_it = copier.reserve(content)
+        self._best = None  # it may be overwritten
+        self._best = _Best(copy_it(), stage, copier, is_on_cpu)
 
     def _on_cpu(self, best: _Best) -> _Best:
         """Give the best state in buffers on the CPU."""
         if best.is_on_cpu:
             return best
-        copier = self._free_copier()
+        copier = self._new_copier()
         return _Best(copier(best.content), best.stage, copier)
 
-    def _free_copier(self) -> Copier:
-        """Give a copier whose buffers nobody uses."""
-        copier, self._spare = self._spare, None
-        return copier or Copier(self._staging, self._collect)
+    def _new_copier(self) -> Copier:
+        """Make what copies to the CPU."""
+        return Copier(self._staging, self._collect)
 
     def close(self, give_up: bool) -> None:
         """Wait for the running save; `give_up` cancels it: the half-written file, which has a temporary name, is removed."""
@@ -364,21 +337,19 @@ class Saver:
 
     def _write(self, content: dict[str, Any] | Divided, stage: str) -> None:
         """Write the best state, if there is a new one, then the newest."""
-        best = self._unwritten_best
         if isinstance(content, Divided):
             self._write_folders(content, stage)
         else:
-            if best is not None:
-                assert not isinstance(best.content, Divided)
-                write_best(self._path, best.content, best.stage, lambda: self._cancel)
-                self._best_is_written()
+            self._write_best()
             rotation.save(self._path, content, stage, self._keep, lambda: self._cancel)
 
-    def _best_is_written(self) -> None:
-        """Forget the best state, and keep its buffers for the next one where that pays."""
-        if self._unwritten_best is not None:
-            copier, self._unwritten_best = self._unwritten_best.copier, None
-            self._spare = copier if copier.is_slow_to_allocate else None
+    def _write_best(self) -> None:
+        """Write the best state, if there is a new one, and free its memory."""
+        best = self._unwritten_best
+        if best is not None:
+            assert not isinstance(best.content, Divided)
+            write_best(self._path, best.content, best.stage, lambda: self._cancel)
+            self._unwritten_best = None
 
     def _write_folders(self, content: Divided, stage: str) -> None:
         """Write both with the other ranks."""
@@ -390,8 +361,10 @@ class Saver:
             path = best_file(self._path)
             if best is not None and path in writes:
                 write_best(self._path, jobs[0][1].rest, best.stage, lambda: self._cancel, writes[path])
+            elif best is not None:
+                self._say(f"WARNING: the best state is not written to {path}: another rank had no memory for a copy of its part.")
             rotation.save(self._path, content.rest, stage, self._keep, lambda: self._cancel, writes[self._path])
-            self._best_is_written()  # not before: the other ranks hear of the save as a whole
+            self._unwritten_best = None  # not before: the other ranks hear of the save as a whole
         finally:
             self._clear()
 
@@ -400,14 +373,15 @@ class Saver:
         best = [] if self._unwritten_best is None else [(best_file(self._path), self._unwritten_best.content)]
         return [(path, part) for path, part in (*best, (self._path, content)) if isinstance(part, Divided)]
 
-    def _run(self, write: Callable[[], bool], in_thread: bool) -> None:
-        """Write, in a thread with a low priority, so that the steps come first; keep the result for :meth:`wait`."""
+    def _run(self, write: Callable[[], bool | None], in_thread: bool) -> None:
+        """Write, in a thread with a low priority, so that the steps come first; keep the result for :meth:`wait`, None = it is not that of a save."""
         try:
             if in_thread and sys.platform == "linux":  # where a thread has a niceness of its own; while training waits for it, it has all cores
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            self._result = write()
-            self.failed = 0 if self._result else self.failed + 1
+            result = write()
+            if result is not None:
+                self._result, self.failed = result, 0 if result else self.failed + 1
         except BaseException as error:
             self._error = error
         finally:

@@ -96,7 +96,7 @@ def memory_left(device: torch.device) -> int | None:
 
 
 def has_room(device: torch.device, n_bytes: int) -> bool:
-    """Tell whether a GPU of NVIDIA can hold so many bytes more, beside the most that was ever in use at once and a tenth to spare; False on other devices."""
+    """Tell whether that many bytes more fit on a GPU of NVIDIA, beside the most that was ever in use at once and a tenth to spare; False on other devices."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)

@@ -565,7 +565,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
-              device_model, report, notifier, interrupt, completions, _make_saver(ahead, runtime.ranks),
+              device_model, report, notifier, interrupt, completions, _make_saver(ahead, runtime.ranks, report.say),
               foreign_sizes(settings, ahead.plan), accord)
     if ahead.stored is not None:
         _restore(run, ahead.stored)
@@ -577,11 +577,11 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     return run
 
 
-def _make_saver(ahead: Outline, ranks: Ranks) -> Saver:
+def _make_saver(ahead: Outline, ranks: Ranks, say: Say) -> Saver:
     """Make what saves states, as files or as folders of shards."""
     folders = ahead.settings.checkpoint_format == "sharded"
     ranks.saves_together |= folders and ranks.size > 1
-    return Saver(ahead.path, ahead.settings.keep, ranks.collect if ranks.shards else None, Writers(ranks) if folders else None)
+    return Saver(ahead.path, ahead.settings.keep, ranks.collect if ranks.shards else None, Writers(ranks) if folders else None, say)
 
 
 def _warn_of_random_base(ahead: Outline, stages: dict[str, OpenStage], say: Say) -> None:

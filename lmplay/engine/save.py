@@ -89,7 +89,7 @@ def keep_best(run: Run, stage: str | None) -> None:
         try:
             run.saver.keep_best(content_of(run.components), stage, partial(has_room, run.runtime.device))
         except OSError as error:
-            run.report.save_failed(best_file(run.path), error)
+            run.report.best_not_kept(best_file(run.path), error)
     elif run.saver.writes_folders:
         with suppress(OSError):  # no memory: then no rank writes it
             run.saver.keep_best(content_of((run.model, run.optimizers)), stage, partial(has_room, run.runtime.device))

@@ -146,6 +146,11 @@ class Report:
         """Warn that a file could not be written."""
         self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the file before it is whole. The next save tries again.")
 
+    def best_not_kept(self, path: Path, error: OSError) -> None:
+        """Warn that the best state so far could not be copied."""
+        self.say(f"WARNING: the state with the lowest loss so far cannot be kept ({error.strerror or error}). Until a better one comes, {path} is that of "
+                 "the best state before it, if there was one.")
+
     def stopped(self, stop: Stop, end: RunEnd, settings: Settings) -> None:
         """Say what a stopped run has done, where its state is, and how to go on."""
         self._close_bar()

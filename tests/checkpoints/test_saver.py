@@ -15,8 +15,9 @@ from helpers import ENVIRONMENT, compare_runs, load, trainer
 from states import MODEL, Usage, all_but_kept, content, number_of
 
 from lmplay.checkpoints import rotation, writers
+from lmplay.checkpoints.copier import Copier
 from lmplay.checkpoints.format import verify
-from lmplay.checkpoints.saver import Copier, Saver
+from lmplay.checkpoints.saver import Saver
 from lmplay.checkpoints.writers import Writers
 from lmplay.engine import loop, save, stage
 
@@ -324,6 +325,29 @@ def test_ranks_write_a_folder_together_or_none(tmp_path, monkeypatch):
     assert save(5, True)
     assert number_of(load(tmp_path / "m.best.lmp")) == 2
     assert not failures
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_without_memory_for_a_part_of_the_best_state_ranks_save_the_newest_alone_and_say_so(tmp_path, monkeypatch, failing):
+    texts, said, original = {}, [], Saver._copy_with_best
+    savers = [Saver(tmp_path / "m.lmp", keep=0, writers=Writers(Ranks(rank, 2, texts)), say=said.append) for rank in range(2)]
+
+    def short(self, *arguments):
+        if self is savers[failing] and self._best is not None:
+            raise OSError("the state cannot be copied")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Saver, "_copy_with_best", short)
+    for saver in savers:
+        saver.keep_best(content(1), None)
+    for number in (2, 3):
+        savers[1].save_part({name: content(number)[name] for name in ("model", "optimizers")}, True)
+        savers[0].save(content(number), "one", None, lambda record: None, lambda record, seconds: None, said.append)
+        assert [saver.wait() for saver in savers] == [True, True]
+        assert number_of(load(tmp_path / "m.lmp")) == number
+    assert not (tmp_path / "m.best.lmp").exists()
+    assert len(said) == 1
+    assert "WARNING: the best state is not written" in said[0]
 
 
 def test_what_is_no_fault_of_the_disk_is_said_to_rank_0_and_raised_where_it_is(tmp_path, monkeypatch):

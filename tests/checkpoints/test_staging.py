@@ -1,48 +1,14 @@
 """Copies from a GPU by way of pinned memory, with tensors that say that they are on the second GPU but have their values here."""
-from typing import ClassVar
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from on_gpu import CUDA, Event, OnGpu, on_gpu
 from states import content
 
-from lmplay.checkpoints.saver import Copier, Saver
+from lmplay.checkpoints.copier import Copier
+from lmplay.checkpoints.saver import Saver
 from lmplay.checkpoints.staging import Staging
-
-CUDA = torch.device("cuda", 1)
-
-
-class OnGpu(torch.Tensor):
-    """A tensor on the GPU: what is copied from it without waiting is there when an event that comes later has happened."""
-
-    under_way: ClassVar[list] = []
-    pinned: ClassVar[list] = []
-
-    @property
-    def device(self):
-        return CUDA
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.copy_ and (kwargs or {}).get("non_blocking"):
-            target, source = args
-            cls.under_way.append(lambda: target.copy_(source.as_subclass(torch.Tensor)))
-            return target
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-class Event:
-    """Happens when all copies that were under way at its record are there."""
-
-    def record(self, stream):
-        assert stream == f"stream of {CUDA}"
-        self.count = len(OnGpu.under_way)
-
-    def synchronize(self):
-        for number in range(self.count):
-            OnGpu.under_way[number]()
-            OnGpu.under_way[number] = lambda: None
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +26,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-
-
-def on_gpu(tensor):
-    return tensor.as_subclass(OnGpu)
 
 
 shapes = st.lists(st.integers(0, 9), max_size=3)
@@ -119,7 +81,7 @@ def test_a_copy_that_fails_is_a_save_that_fails(tmp_path, monkeypatch, error):
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(Copier, "_copy_tensor", fail)
+        broken.setattr(Copier, "_buffer_for", fail)
         del said[:]
         assert not save()
         assert saver.failed == 1
@@ -139,13 +101,13 @@ def test_a_fault_of_ours_in_a_copy_is_no_lack_of_memory(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("The size of tensor a (3) must match the size of tensor b (4)")
 
-    monkeypatch.setattr(Copier, "_copy_tensor", fail)
+    monkeypatch.setattr(Copier, "_buffer_for", fail)
     with pytest.raises(RuntimeError, match="must match"):
         saver.save(content(1), "one", None, print, print, print)
 
 
 def test_the_best_state_waits_on_the_gpu_for_the_next_save(tmp_path, monkeypatch):
-    """It is the state of its moment, is replaced by a better one without new memory, and its buffers on the CPU are used again."""
+    """It is the state of its moment, and is replaced by a better one without new memory."""
     weight, asked, made = on_gpu(torch.zeros(50)), [], []
     original = torch.empty_like
 
@@ -184,7 +146,7 @@ def test_the_best_state_waits_on_the_gpu_for_the_next_save(tmp_path, monkeypatch
     keep(3)
     save()
     assert written == [2, 3]
-    assert made == ["cuda:1", "cpu", "cpu", "cuda:1"]
+    assert made == ["cuda:1", "cpu", "cpu", "cuda:1", "cpu"]  # the buffers of the newest state are kept, those of the best are not
 
 
 def test_without_room_on_the_gpu_the_best_state_is_copied_at_once(tmp_path):

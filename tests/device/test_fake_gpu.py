@@ -5,7 +5,7 @@ from fake_gpu import GPU, Watch, installed, runtime_on_gpu
 from pairs import pieces_of_pairs
 from texts import BYTES
 
-from lmplay.checkpoints.saver import Copier
+from lmplay.checkpoints.copier import Copier
 from lmplay.checkpoints.staging import Staging
 from lmplay.data.batcher import Batch
 from lmplay.data.collate import collate
