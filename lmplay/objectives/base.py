@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.collate import MiniBatch
-from ..data.continuation import Cutter, Piece
-from ..data.samples import Sample
+from ..data.preparing import Preparing, answer_limit, cut_text
 from ..stats.figures import NATS, NEWEST, SUMS, Figure
 
 
@@ -57,7 +56,7 @@ class Writing:
 
     def limit(self, context_len: int) -> int:
         """Give the most tokens of an answer."""
-        return self.most_tokens or context_len // 2
+        return answer_limit(self.most_tokens, context_len)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Objective(ABC):
     """Whether the pieces of a sample may go into several batches, as the stage's `pieces` says; else they share one, as far as they fit in."""
 
     reads_pairs = False
-    """Whether it learns from preference pairs: rows are read as such, and :meth:`prepare` makes two pieces of each, which are never divided."""
+    """Whether it learns from preference pairs: rows are read as such, and :attr:`prepare` makes two pieces of each, which are never divided."""
 
     needs_reference = False
     """Whether it compares with the model as it was at the start of the stage: mini-batches have the log-probabilities of that."""
@@ -88,7 +87,7 @@ class Objective(ABC):
     """The model that it learns from: mini-batches have what that says of their tokens (`taught`), in training and in validation. None = it has no teacher."""
 
     writing: Writing | None = None
-    """How the model writes what it learns from: rows are read as tasks, :meth:`prepare` makes a piece of each, of which only the prompt counts, and
+    """How the model writes what it learns from: rows are read as tasks, :attr:`prepare` makes a piece of each, of which only the prompt counts, and
     mini-batches have what the model has written and how it was judged, in training and in validation. None = the model learns from what it reads."""
 
     loss_unit: str = NATS
@@ -97,19 +96,17 @@ class Objective(ABC):
     figures: Sequence[Figure] = ()
     """Figures of its own, beside loss and accuracy: kept in the statistics, drawn and tracked as those are."""
 
+    prepare: Preparing = staticmethod(cut_text)
+    """Makes a unit of a `sample` from the stage's sources: pieces that share a batch (as far as they fit in one), none where there is nothing to learn.
+
+    The `cutter` cuts to the context length and must not be changed: it may be in another process. A function of :mod:`lmplay.data.preparing`, or a function or
+    method of your own: what it imports is imported in each process that prepares data.
+    """
+
     @property
     def sum_names(self) -> list[str]:
         """The sums that its own figures are made of, beside those of the table."""
         return list(dict.fromkeys(name for figure in self.figures for name in figure.raw if name not in (*NEWEST, *SUMS)))
-
-    def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
-        """Make a unit of a sample: pieces that share a batch (as far as they fit in one).
-
-        :param sample: from the stage's sources.
-        :param cutter: cuts to the context length; must not be changed: it may be in another process.
-        :return: the pieces; none where there is nothing to learn.
-        """
-        return cutter.cut(sample)
 
     def advantages(self, rewards: Sequence[float]) -> tuple[list[float], float]:
         """Say how much better each answer of a group is than the others, and the deviation of their rewards; for objectives that have a `writing`."""

@@ -5,7 +5,7 @@ Shapes: R answers, N their tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.collate import MiniBatch, to_device
-from ..data.continuation import Cutter, Piece
 from ..data.judged import Judged
-from ..data.samples import Sample
+from ..data.preparing import cut_task
 from ..stats.figures import REWARD, Figure
 from .base import Objective, Result, Writing
 from .losses import token_losses
@@ -55,6 +54,7 @@ class Grpo(Objective):
         :param kl: weight of the divergence from the model at the stage's start.
         :param updates: of the weights with each batch of answers; with one the ratio is 1, and nothing is clipped.
         """
+        self.prepare = partial(cut_task, most_tokens=answer_tokens)
         self.writing = Writing(group, answer_tokens, temperature, rewards, updates, kl > 0)
         self._loss, self._kl = loss, kl
         self._scales = loss != "dr_grpo" if scale_rewards is None else scale_rewards
@@ -62,11 +62,6 @@ class Grpo(Objective):
         names = [str(reward["name"]).rpartition(":")[2] for reward in rewards]
         self._names = [name if names.count(name) == 1 else f"{name}_{number}" for number, name in enumerate(names, 1)]
         self.figures = tuple(self._figures())
-
-    def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
-        """See :class:`Objective`; the prompt, cut so that `answer_tokens` fit behind it, and what fits of the answer that texts are judged by."""
-        pieces = cutter.cut(sample, self.writing.limit(cutter.context_len))
-        return [replace(pieces[0], last=True)] if pieces else []
 
     def advantages(self, rewards: Sequence[float]) -> tuple[list[float], float]:
         """See :class:`Objective`."""

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data.collate import MiniBatch, to_device
-from ..data.continuation import Cutter, Piece
-from ..data.samples import Sample
+from ..data.preparing import cut_pair
 from ..stats.figures import Figure
 from .base import Objective, Result
 from .losses import token_losses
@@ -39,6 +38,7 @@ class PreferenceObjective(Objective):
     """A loss of pairs; the loss of a batch is the mean over its pairs."""
 
     reads_pairs = True
+    prepare = staticmethod(cut_pair)
     loss_unit = "per pair"
     figures = (
         Figure("preference_accuracy", "preference accuracy", "mean", "preferred", "pairs", "share", True, progress=True),
@@ -46,10 +46,6 @@ class PreferenceObjective(Objective):
         Figure("reward_chosen", "reward of chosen answers", "mean", "chosen_sum", "pairs", "", True),
         Figure("reward_rejected", "reward of rejected answers", "mean", "rejected_sum", "pairs", "", False),
     )
-
-    def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
-        """See :class:`Objective`; the pieces of the answer that is chosen and of the one that is rejected."""
-        return cutter.cut_pair(sample)
 
     def count(self, mini_batch: MiniBatch) -> float:
         """See :class:`Objective`; the number of pairs."""

@@ -1,13 +1,10 @@
 """Supervised fine-tuning: the next token of the answers, each token or each sample counting alike.  Math floor."""
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 
 from ..data.collate import MiniBatch, to_device
-from ..data.continuation import Cutter, Piece
-from ..data.samples import Sample
+from ..data.preparing import cut_weighed
 from .base import Result
 from .losses import token_losses
 from .next_token import NextToken
@@ -25,17 +22,9 @@ class Sft(NextToken):
         :param per: token or sample.
         """
         super().__init__()
-        self._by_sample = per == "sample"
-        if self._by_sample:
+        if per == "sample":
+            self.prepare = cut_weighed
             self.loss_unit = "nats per token, samples alike"
-
-    def prepare(self, sample: Sample, cutter: Cutter) -> list[Piece]:
-        """See :class:`Objective`; by sample each token counts 1 / (tokens of its sample)."""
-        pieces = super().prepare(sample, cutter)
-        if not self._by_sample:
-            return pieces
-        total = sum(piece.n_truth for piece in pieces)
-        return [replace(piece, weight=1 / total) for piece in pieces]
 
     def count(self, mini_batch: MiniBatch) -> float:
         """See :class:`Objective`; by sample the number of samples, one that is in several batches counting in parts."""

@@ -1,0 +1,49 @@
+"""Ways to make a unit of pieces of a sample.  Data floor, no torch: the processes that prepare data (:mod:`.workers`) are sent one of these functions.
+
+A process imports what the file of its function imports. So objectives are not sent: torch would take a second and hundreds of megabytes in each process.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from .continuation import Cutter, Piece
+from .samples import Sample
+
+
+class Preparing(Protocol):
+    """How a sample becomes a unit, see :attr:`lmplay.objectives.base.Objective.prepare`."""
+
+    def __call__(self, sample: Sample, cutter: Cutter) -> list[Piece]:
+        """Make the pieces of a sample."""
+
+
+def cut_text(sample: Sample, cutter: Cutter) -> list[Piece]:
+    """Cut a sample to the context length."""
+    return cutter.cut(sample)
+
+
+def cut_weighed(sample: Sample, cutter: Cutter) -> list[Piece]:
+    """Cut a sample; each of its truth tokens counts 1 / (their number)."""
+    pieces = cutter.cut(sample)
+    total = sum(piece.n_truth for piece in pieces)
+    return [replace(piece, weight=1 / total) for piece in pieces]
+
+
+def cut_pair(sample: Sample, cutter: Cutter) -> list[Piece]:
+    """Make a piece of the answer that is chosen, and one of the answer that is rejected."""
+    return cutter.cut_pair(sample)
+
+
+def cut_task(sample: Sample, cutter: Cutter, most_tokens: int | None) -> list[Piece]:
+    """Cut the prompt so that an answer fits behind it, and keep what fits of the answer that texts are judged by.
+
+    :param most_tokens: of an answer, see :func:`answer_limit`.
+    """
+    pieces = cutter.cut(sample, answer_limit(most_tokens, cutter.context_len))
+    return [replace(pieces[0], last=True)] if pieces else []
+
+
+def answer_limit(most_tokens: int | None, context_len: int) -> int:
+    """Give the most tokens of an answer: None = half of the context."""
+    return most_tokens or context_len // 2
