@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lmplay.checkpoints import staging
+from lmplay.data.collate import can_pin
 from lmplay.device.runtime import Runtime
 from lmplay.modules.packed import has_kernel, starts_of
 from lmplay.objectives.linear_cross_entropy import chunk_for
@@ -27,14 +28,25 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 ALIGNED, LARGE, FEW = 16, 1 << 14, 16
 
 
+# What autocast computes in half precision, of what models do; torch itself does not do so for meta tensors.
+_LOWERED = {"linear", "matmul", "__matmul__", "mm", "bmm", "baddbmm", "addmm", "scaled_dot_product_attention"}
+
+
 class _There(TorchFunctionMode):
-    """Lets meta tensors say that they are on the GPU, and takes it for a device."""
+    """Lets meta tensors say that they are on the GPU, and takes it for a device; also for autocast."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function == torch.Tensor.device.__get__:
             return _told(function(*args))
         args, kwargs = tree_map(_meant, (args, kwargs or {}))
+        if getattr(function, "__name__", "") in _LOWERED and torch.is_autocast_enabled("cuda"):
+            args, kwargs = tree_map(_lowered, (args, kwargs))
         return function(*args, **kwargs)
+
+
+def _lowered(value):
+    is_float = isinstance(value, torch.Tensor) and value.is_meta and value.dtype is torch.float32
+    return value.to(torch.get_autocast_dtype("cuda")) if is_float else value
 
 
 def _told(device):
@@ -51,13 +63,14 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, waits: int = 0):
         """
-        :param waits: copies to the CPU that may be waited for.
+        :param waits: copies that may be waited for.
         """
         super().__init__()
         self.waits_left = waits
         self.operators: Counter[str] = Counter()
         self.copied_bytes = 0
         self.products = 0
+        self.product_types: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -104,7 +117,7 @@ class Watch(TorchDispatchMode):
 
     def _look_at_copy(self, function, source, target, non_blocking):
         self.copied_bytes += source.nbytes
-        if not non_blocking and is_there(source) and self.waits_left:
+        if not non_blocking and self.waits_left:
             self.waits_left -= 1
             return
         told = f"{function} {source.dtype} {tuple(source.shape)} {'from' if is_there(source) else 'to'} the GPU"
@@ -115,6 +128,7 @@ class Watch(TorchDispatchMode):
         for one in tensors:
             if one.numel() >= LARGE and min(one.shape[-2:]) >= FEW:
                 self.products += 1
+                self.product_types.add(one.dtype)
                 starts = [one.storage_offset(), *(stride for stride, size in zip(one.stride(), one.shape, strict=True) if stride > 1 and size > 1)]
                 assert all(start * one.element_size() % ALIGNED == 0 for start in starts), f"rows begin anywhere: {function} {one.shape} {one.stride()}"
 
@@ -168,6 +182,8 @@ def installed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     monkeypatch.setattr(staging, "torch", _TorchThatPins())
     _forget()
     with _There():
@@ -177,7 +193,7 @@ def installed(monkeypatch):
 
 def _forget():
     """Forget what is known of the GPU, and the tensors that are kept for it."""
-    for cached in (chunk_for, has_kernel, starts_of):
+    for cached in (chunk_for, has_kernel, starts_of, can_pin):
         cached.cache_clear()
 
 

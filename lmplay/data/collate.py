@@ -4,6 +4,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ class Taught(NamedTuple):
     log_probs_CR: torch.Tensor
 
 
+# Bytes of pinned memory that are tried: more than a mini-batch has.
+_PINNED = 1 << 20
+
+
 @dataclass(frozen=True)
 class MiniBatch:
     """What goes through the device at once.
@@ -34,8 +39,8 @@ class MiniBatch:
     (int64) those next tokens. `rows` says for each piece its number in the batch and which of the N are its own. `n_padding` counts the slots that are padding.
     `weights_N` (float64, on the CPU) are what their losses count, where the objective has given weights to the pieces. `reference_R` (float64) are the
     log-probabilities that the reference gives to the truth of each piece, where there is one. `judged` is known of each piece where the model has written them.
-    `host_positions_N` are the positions on the CPU where the others are on another device: what depends on them is worked out without waiting for the device.
-    `taught` is what a teacher says of the N truth tokens, where there is one.
+    `taught` is what a teacher says of the N truth tokens, where there is one. `host` is the mini-batch on the CPU, where this one is on another device: what
+    depends on values is worked out there, without waiting for the device.
     """
 
     tokens_BT: torch.Tensor
@@ -47,8 +52,8 @@ class MiniBatch:
     weights_N: torch.Tensor | None = None
     reference_R: torch.Tensor | None = None
     judged: list[Judged] | None = None
-    host_positions_N: torch.Tensor | None = None
     taught: Taught | None = None
+    host: MiniBatch | None = None
 
     @property
     def n_slots(self) -> int:
@@ -62,12 +67,24 @@ class MiniBatch:
         mine = (self.tokens_BT, self.positions_N, self.targets_N, *(self.taught or ()))
         tokens_BT, positions_N, targets_N, *taught = (to_device(tensor, device) for tensor in mine)
         return replace(self, tokens_BT=tokens_BT, positions_N=positions_N, targets_N=targets_N, taught=Taught(*taught) if taught else None,
-                       host_positions_N=self.positions_N)
+                       host=self)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the CPU to a device; to a GPU of NVIDIA from pinned memory, without waiting for it. On the CPU it is the same tensor."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type != "cuda" or not can_pin():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@cache
+def can_pin() -> bool:
+    """Tell whether memory can be pinned. Some containers and virtual machines (WSL 2) do not allow it; copies to and from a GPU are waited for then."""
+    try:
+        torch.empty(_PINNED, dtype=torch.uint8).pin_memory()
+    except RuntimeError:
+        return False
+    return True
 
 
 def collate(pieces: Sequence[Piece], mini_batch_size: int, multiple: int = 1, longest: int | None = None, token_budget: int = 0, packed: bool = False,

@@ -16,6 +16,8 @@ from .random_state import restore_torch_random_state, torch_random_state
 
 # Graphs that torch compiles before it falls back to eager code: two for training and two for validation are needed in each stage that freezes others.
 _MOST_GRAPHS = 256
+# Positions of the example with which the loss is compiled: as many as a chunk of a small GPU has, so that each row is summed up by itself.
+_LOSS_ROWS = 1024
 
 
 class Compiled(nn.Module):
@@ -44,7 +46,7 @@ class Compiled(nn.Module):
         torch.fx.experimental._config.use_duck_shape = False  # with 64 pieces of 64 tokens it would expect both sizes to be equal always
         self.graphs = self.made_again = 0
         self._model, self._code = model, torch.compile(model, dynamic=True, **options)
-        self._loss_code, self._judged = torch.compile(judge_chunk, **options), False
+        self._loss_code = torch.compile(judge_chunk, **options)
         self._longest = longest
         self._widths = {True: min(longest, slots), False: min(longest, max(slots // 2, 2))}  # of the examples: a single piece; two
         self._plain_attention, self._tell, self._while_compiling = plain_attention, tell, while_compiling
@@ -64,9 +66,7 @@ class Compiled(nn.Module):
                     self._compile(single, packed, tokens_BT.device)
                 self._known.add(kind)
             hidden_BTD: Tensor = self._code(tokens_BT, **more)
-        if (graphs := _count_graphs()) > self.graphs:
-            self.graphs, self.made_again = graphs, self.made_again + 1
-            self._tell(f"WARNING: compiled again, for a mini-batch of {tuple(tokens_BT.shape)}; this takes time and should not happen")
+        self._note_graphs(f"a mini-batch of {tuple(tokens_BT.shape)}")
         return hidden_BTD
 
     def _starts_of(self, lengths: tuple[int, ...], device: torch.device) -> Starts:
@@ -80,16 +80,36 @@ class Compiled(nn.Module):
 
     def _judge_chunk(self, logits_CP: Tensor, targets_C: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run that code."""
-        before, started = _count_graphs(), time.perf_counter()
+        if len(logits_CP) == 1:  # torch would make another code for this size
+            return judge_chunk(logits_CP, targets_C, *arguments)
+        kind = ("loss", logits_CP.shape[1], logits_CP.dtype, *arguments)
+        if kind not in self._known:
+            with self._while_compiling():
+                self._compile_loss(logits_CP, targets_C, *arguments)
+            self._known.add(kind)
+        found = self._run_loss(logits_CP, targets_C, *arguments)
+        self._note_graphs(f"the loss of {len(logits_CP)} positions")
+        return found
+
+    def _compile_loss(self, logits_CP: Tensor, targets_C: Tensor, *arguments: Any) -> None:
+        """Compile the loss of a chunk, by running an example whose result is not used."""
+        started = time.perf_counter()
+        self._run_loss(logits_CP.new_zeros(_LOSS_ROWS, logits_CP.shape[1]), targets_C.new_zeros(_LOSS_ROWS), *arguments)
+        self.graphs = _count_graphs()
+        self._tell(f"compiled for the loss{'' if arguments[-1] else ' of validations'}: {time.perf_counter() - started:.0f} s")
+
+    def _run_loss(self, logits_CP: Tensor, targets_C: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run the code for the loss, which is one for any number of positions."""
         for tensor in (logits_CP, targets_C):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        with nullcontext() if self._judged else self._while_compiling():
-            found: tuple[Tensor, Tensor, Tensor | None] = self._loss_code(logits_CP, targets_C, *arguments)
-        self._judged = True
-        if (made := _count_graphs() - before) > 0:
-            self.graphs += made
-            self._tell(f"compiled for the loss: {time.perf_counter() - started:.0f} s")
+        found: tuple[Tensor, Tensor, Tensor | None] = self._loss_code(logits_CP, targets_C, *arguments)
         return found
+
+    def _note_graphs(self, what: str) -> None:
+        """Warn where code that was known has been compiled again; `what` for."""
+        if (graphs := _count_graphs()) > self.graphs:
+            self.graphs, self.made_again = graphs, self.made_again + 1
+            self._tell(f"WARNING: compiled again, for {what}; this takes time and should not happen")
 
     def _compile(self, single: bool, packed: bool, device: torch.device) -> None:
         """Compile forward and backward pass for a kind of mini-batch, by running an example whose results are not used."""

@@ -28,6 +28,7 @@ from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
 from ..checkpoints.weights import check_target, save_weights
 from ..checkpoints.writers import Writers
+from ..data.collate import can_pin
 from ..data.fingerprints import describe_changes, describe_readings
 from ..data.round_trip import check_round_trip
 from ..data.stage import StageData
@@ -551,6 +552,8 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
           prompts: list[str], accord: Accord) -> Run:
     """Make model, optimizers and all that belongs to the run, and give them what the checkpoint has."""
     settings = ahead.settings
+    if runtime.device.type == "cuda" and not can_pin():
+        report.say("WARNING: no memory can be pinned here, so the program waits for each copy to and from the GPU, and steps take longer.")
     model, device_model, optimizers = make_model(ahead, runtime, stages.values(), report.say, report.compiled,
                                                   nullcontext if interrupt.shared else interrupt.at_once,
                                                   partial(sharding.place, settings=settings, runtime=runtime, accord=accord, interrupt=interrupt))

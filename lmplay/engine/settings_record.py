@@ -35,8 +35,8 @@ def settings_record(run: Run) -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": run.report.command, "folder": os.getcwd(), "git": _git_commit(),
         "versions": versions() | {name: version for name in _PACKAGES if (version := _version(name))},
-        **run_settings(settings), "exp": run.model.experiment, "tokenizer": run.model.tokenizer.name, "device": str(run.runtime.device),
-        "precision": run.runtime.precision, "threads": torch.get_num_threads(), "processes": run.runtime.ranks.size,
+        **run_settings(settings), "data_workers": run.runtime.data_workers, "exp": run.model.experiment, "tokenizer": run.model.tokenizer.name,
+        "device": str(run.runtime.device), "precision": run.runtime.precision, "threads": torch.get_num_threads(), "processes": run.runtime.ranks.size,
         "model": str(run.path), "model_args": run.model.args, "stages": stages,
         "data": {state.name: [{key: value for key, value in one.items() if key != "listed"} for one in fingerprints]
                  for state in run.curriculum.states if (fingerprints := _fingerprints(run, state.name))},

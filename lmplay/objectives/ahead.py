@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.collate import MiniBatch, to_device
+from ..data.collate import MiniBatch
 
 
 def find_later(mini_batch: MiniBatch, distance: int) -> tuple[Tensor, Tensor]:
@@ -14,12 +14,12 @@ def find_later(mini_batch: MiniBatch, distance: int) -> tuple[Tensor, Tensor]:
     They are looked for on the CPU: how many there are decides a shape, and a device would have to be waited for.
 
     :param distance: at least 1.
-    :return: indices among the mini-batch's N truth tokens: of the earlier ones, and of the later ones.
+    :return: indices among the mini-batch's N truth tokens, on the CPU: of the earlier ones, and of the later ones.
     """
-    positions_N = mini_batch.positions_N if mini_batch.host_positions_N is None else mini_batch.host_positions_N
+    positions_N = (mini_batch.host or mini_batch).positions_N
     ends = np.concatenate([np.full(where.stop - where.start, where.stop) for _, where in mini_batch.rows]) if mini_batch.rows else np.empty(0, np.int64)
     inside = torch.from_numpy(np.arange(len(ends)) + distance < ends)[:max(0, len(ends) - distance)]
     # between the answers of a chat there are tokens that nobody could know
     joined = positions_N[distance:] - positions_N[:max(0, len(positions_N) - distance)] == distance
     here = (inside & joined).nonzero().squeeze(1)
-    return to_device(here, mini_batch.positions_N.device), to_device(here + distance, mini_batch.positions_N.device)
+    return here, here + distance

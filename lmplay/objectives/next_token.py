@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ..data.collate import MiniBatch
+from ..data.collate import MiniBatch, to_device
 from ..modules.heads import LinearTerms
 from .ahead import find_later
 from .base import Objective, Result, add_gradient
@@ -42,23 +42,25 @@ class NextToken(Objective):
         hidden_BTD: Tensor = model(mini_batch.tokens_BT) if lengths is None else model(mini_batch.tokens_BT, lengths=lengths)
         hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, mini_batch.positions_N)
         judge: JudgeChunk | None = getattr(model, "judge_chunk", None)  # of compiled models
-        loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N, judge)
+        host_N = (mini_batch.host or mini_batch).targets_N
+        loss_sum, losses_N, predictions_N = self._judge(head, hidden_ND, mini_batch.targets_N, host_N, judge)
         if torch.is_grad_enabled():
             weight: float = getattr(head, "ahead_weight", 1.0)
             for distance, module in enumerate(getattr(head, "ahead", ()), 1):
                 here, later = find_later(mini_batch, distance)
-                ahead_sum, *_ = self._judge(head, module(hidden_ND.index_select(0, here)), mini_batch.targets_N.index_select(0, later), judge)
+                of_later, later_targets = host_N[later], mini_batch.targets_N.index_select(0, to_device(later, hidden_ND.device))
+                ahead_sum, *_ = self._judge(head, module(hidden_ND.index_select(0, to_device(here, hidden_ND.device))), later_targets, of_later, judge)
                 loss_sum = add_gradient(loss_sum, ahead_sum * weight)
         return Result(loss_sum, losses_N, predictions_N)
 
-    def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, judge: JudgeChunk | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Give the loss sum, the losses and the predictions of positions."""
+    def _judge(self, head: nn.Module, hidden_ND: Tensor, targets_N: Tensor, host_N: Tensor, judge: JudgeChunk | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Give the loss sum, the losses and the predictions of positions; `host_N` are the targets on the CPU."""
         terms = _linear_terms(head)
         if terms is None:
             return _any_head(head, hidden_ND, targets_N, self._chunk or CHUNK)
         if not (terms.candidates and torch.is_grad_enabled()):
             return linear_cross_entropy(hidden_ND, terms, targets_N, self._chunk, judge)
-        terms, places_N, ids = choose_candidates(terms, targets_N)
+        terms, places_N, ids = choose_candidates(terms, host_N)
         loss_sum, losses_N, predictions_N = linear_cross_entropy(hidden_ND, terms, places_N, self._chunk)
         return loss_sum, losses_N, ids[predictions_N]
 

@@ -179,14 +179,25 @@ def test_packed_pieces_that_cannot_be_compiled_are_refused(model, fault):
     assert not Runtime(Settings(device="cpu", compile_model=True)).packs(built)
 
 
-def test_the_code_of_the_loss_is_made_once_and_counted(monkeypatch):
+@pytest.fixture
+def loss_as_on_gpu(monkeypatch):
+    """Let a model be judged by the compiled loss, in chunks of so many positions; gives the sizes that the code has been run with, in order."""
+    def install(wrapped, chunk=16):
+        on_gpu, code, sizes = linear_cross_entropy._compute_on_gpu, wrapped._loss_code, []
+        monkeypatch.setattr(type(wrapped), "judge_chunk", property(lambda self: self._judge_chunk))
+        monkeypatch.setattr(linear_cross_entropy, "_compute", lambda *problem: on_gpu(*problem[:3], chunk, wrapped.judge_chunk, *problem[4:]))
+        monkeypatch.setattr(wrapped, "_loss_code", lambda logits, *more: sizes.append(len(logits)) or code(logits, *more))
+        return sizes
+
+    return install
+
+
+def test_the_code_of_the_loss_is_made_once_and_counted(monkeypatch, loss_as_on_gpu):
     """As on a GPU; it is no reason to say that the model was compiled again."""
     model, _, wrapped, said = make()
     assert wrapped.judge_chunk is None  # on a CPU
-    monkeypatch.setattr(type(wrapped), "judge_chunk", property(lambda self: self._judge_chunk))
-    on_gpu = linear_cross_entropy._compute_on_gpu
-    monkeypatch.setattr(linear_cross_entropy, "_compute", lambda *problem: on_gpu(*problem[:3], 16, wrapped.judge_chunk, *problem[4:]))
-    for rows, width in [(8, 64), (3, 40), (5, 64)]:
+    loss_as_on_gpu(wrapped)
+    for rows, width in [(8, 64), (3, 40), (5, 64), (7, 7)]:  # the last chunk of the last one has a single position
         loss, gradients = judge(model, wrapped, rows, width)
         with monkeypatch.context() as plain:
             plain.setattr(linear_cross_entropy, "_compute", ON_CPU)
@@ -195,6 +206,42 @@ def test_the_code_of_the_loss_is_made_once_and_counted(monkeypatch):
         for one, other in zip(gradients, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert [line.partition(":")[0] for line in said] == ["compiled for training", "compiled for the loss"]
+    assert wrapped.made_again == 0
+
+
+@pytest.mark.parametrize("first", [(8, 64), (3, 40)])
+def test_the_code_of_the_loss_does_not_depend_on_the_mini_batch_at_hand(loss_as_on_gpu, first):
+    """Else the last bits of a run that goes on would: torch's choices depend on the sizes that it sees first."""
+    model, _, wrapped, _ = make(backend="eager")
+    sizes = loss_as_on_gpu(wrapped)
+    judge(model, wrapped, *first)
+    assert sizes[:2] == [1024, 16]
+
+
+def test_a_request_to_stop_ends_each_compilation_of_the_loss(loss_as_on_gpu):
+    """That of training, and that of validation, which has no gradient; the next try begins anew."""
+    around, stops = [], []
+
+    @contextmanager
+    def stopping():
+        around.append(len(said))
+        if stops:
+            raise stops.pop()
+        yield
+
+    model, _, wrapped, said = make(while_compiling=stopping, backend="eager")
+    loss_as_on_gpu(wrapped)
+    for ends, training in (((0, 1), True), ((2, 3), False)):
+        with torch.set_grad_enabled(training):
+            wrapped(torch.zeros(2, 8, dtype=torch.int64))  # the model itself is compiled
+            stops.append(KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                judge(model, wrapped, 2, 8)
+            for _ in range(2):
+                judge(model, wrapped, 2, 8)
+        assert around[-3:] == [ends[0], ends[1], ends[1]]
+    assert [line.partition(":")[0] for line in said] == ["compiled for training", "compiled for the loss", "compiled for validation",
+                                                         "compiled for the loss of validations"]
     assert wrapped.made_again == 0
 
 

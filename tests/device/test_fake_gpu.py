@@ -12,6 +12,7 @@ from lmplay.data.collate import collate
 from lmplay.data.continuation import Cutter
 from lmplay.data.samples import Sample
 from lmplay.device.arrival import Arrival
+from lmplay.device.compiled import Compiled
 from lmplay.device.model import DeviceModel
 from lmplay.engine import evaluate
 from lmplay.engine.batches import TrainBatch
@@ -44,7 +45,7 @@ def make_pieces(count=6):
     return [piece for row in range(count) for piece in cutter.cut(Sample("q\n\n", "abcde. " * (1 + row % 5), row=row, source=row % 2))]
 
 
-def make_step(model, objective, pieces, packed=False, kind="adamw"):
+def make_step(model, objective, pieces, packed=False, kind="adamw", wrapped=None, **settings):
     """A step of two mini-batches, by an optimizer that has its state."""
     optimizers = build_optimizers(kind, model, 0.1)
     for parameter in model.parameters():
@@ -54,12 +55,13 @@ def make_step(model, objective, pieces, packed=False, kind="adamw"):
     half = len(pieces) // 2 + len(pieces) // 2 % 2
     reference = (lambda piece: -1.0) if objective.needs_reference else None
     batch = TrainBatch(Batch(pieces, {}), collate(pieces, half, packed=packed, reference=reference), 0, [piece.sample.source for piece in pieces], range(4))
-    return lambda: train_step(DeviceModel(model, model, runtime_on_gpu()), optimizers, objective, batch, 1.0, lambda: False)
+    return lambda: train_step(DeviceModel(model, wrapped or model, runtime_on_gpu(**settings)), optimizers, objective, batch, 1.0, lambda: False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "settings"), [("gpt2ish", {"dropout": 0.1}), ("llamaish", {}), ("modern", {"multi_token": 1})])
+@pytest.mark.parametrize(("name", "settings"), [("gpt2ish", {"dropout": 0.1}), ("llamaish", {}), ("modern", {"multi_token": 1}),
+                                               ("modern", {"multi_token": 1, "sampled_tokens": 8192})])
 def test_a_step_never_waits(name, settings, dtype, packed):
     step = make_step(make_model(name, dtype, **settings), NextToken(), make_pieces(), packed)
     with Watch() as seen:
@@ -71,8 +73,54 @@ def test_a_step_never_waits(name, settings, dtype, packed):
     assert seen.operators["_fused_adamw_"] > 0
     assert seen.products > 20
     tokens = sum(len(piece.tokens) for piece in make_pieces())
-    assert 0 < seen.copied_bytes < 8 * 8 * tokens  # tokens, positions, targets and sources to the GPU, padding included; predictions and sums back
+    most = 8 * 8 * tokens  # tokens, positions, targets and sources to the GPU, padding included; predictions and sums back
+    if "sampled_tokens" in settings:
+        most += 2 * 2 * (8 + 4) * (settings["sampled_tokens"] + 256)  # ids and weights, for this token and the one after it, in two mini-batches
+    assert 0 < seen.copied_bytes < most
     assert sum(seen.operators.values()) < 1200
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "settings"), [("gpt2ish", {"dropout": 0.1}), ("modern", {"multi_token": 1, "sampled_tokens": 8192})])
+def test_a_step_in_mixed_precision_never_waits_and_multiplies_in_it(name, settings, packed):
+    model = make_model(name, **settings)
+    step = make_step(model, NextToken(), make_pieces(), packed, amp="bfloat16")
+    with Watch() as seen:
+        sums = step()
+    assert sums.loss_sum.dtype is torch.float32
+    assert seen.product_types == {torch.bfloat16}
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_compiled_does_not_wait(monkeypatch, packed):
+    """Without the compiler, which does not know this GPU: the functions that it is given, as it is given them."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    model, said = make_model(dropout=0.0), []
+    step = make_step(model, NextToken(), make_pieces(), packed, wrapped=Compiled(model, 3 * CONTEXT, CONTEXT, False, said.append), amp="bfloat16")
+    with Watch() as seen:
+        step()
+    assert [line.partition(":")[0] for line in said] == [f"compiled for training{', packed pieces' * packed}", "compiled for the loss"]
+    assert seen.operators["_varlen_attn"] == seen.operators["_varlen_attn_backward"] == (3 if packed else 0)  # of an example and two mini-batches
+    # without the kernel, torch's plain attention stands for its fast one here, and computes in float32
+    assert seen.product_types == ({torch.bfloat16} if packed else {torch.bfloat16, torch.float32})
+
+
+def test_without_memory_that_can_be_pinned_copies_are_waited_for(monkeypatch):
+    """It is tried once."""
+    tried = []
+
+    def fail(tensor, device=None):
+        tried.append(tensor)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    step = make_step(make_model("modern", multi_token=1), NextToken(), make_pieces())
+    with Watch(waits=100) as seen:
+        sums = step()
+        assert Arrival([sums.loss_sum]).wait()[0].device.type == "cpu"
+    assert seen.waits_left < 100
+    assert len(tried) == 1
 
 
 def per_sample():

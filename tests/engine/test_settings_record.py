@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import TINY, compare_runs, load, sentences, train_plan, write_plan, write_rows
 
+from lmplay.device.runtime import Runtime
 from lmplay.engine import settings_record
 from lmplay.train.__main__ import main
 
@@ -50,6 +51,12 @@ def test_it_holds_what_each_stage_and_the_model_used(folder, capsys):
     [data] = found["data"]["one"]
     assert (data["name"], data["rows"], len(data["digest"])) == ("rows.jsonl", 30, 32)
     assert "listed" not in data
+
+
+def test_it_holds_the_processes_that_prepared_data_and_not_the_default_of_the_flag(folder, monkeypatch):
+    monkeypatch.setattr(Runtime, "data_workers", property(lambda self: 0))  # as a GPU has others than a CPU
+    assert main(["--training-plan", "plan.json", "--tokenizer", "bytes", "--device", "cpu", "--max-steps", "1"]) == 75
+    assert (settings()["data_workers"], settings()["defaults"]["data_workers"]) == (0, 1)
 
 
 def test_a_stage_that_is_done_keeps_what_it_used(folder, capsys):

@@ -4,8 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import differences, load
+from texts import BYTES
 from watched import NAME, columns, train
+
+from lmplay.report import completions
+from lmplay.report.completions import CompletionWriter
+from lmplay.writing.prompting import Prompting
 
 
 def samples():
@@ -86,3 +92,17 @@ def test_prompts_that_cannot_be_read_are_refused(watched_folder, capsys, content
     assert "--sample-prompts prompts.txt" in line
     assert words in line
     assert not (watched_folder / "out").exists()
+
+
+@pytest.mark.parametrize("error", [TypeError("Cannot convert a MPS Tensor to float64 dtype"), RuntimeError("CUDA error"), torch.OutOfMemoryError()])
+def test_a_text_that_cannot_be_written_is_one_warning_and_not_the_end_of_the_run(tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(completions, "generate", fail)
+    said, model = [], torch.nn.Linear(1, 1)
+    writer = CompletionWriter(["a", "b"], tmp_path / "samples.jsonl", 5, 0, said.append)
+    for step in (1, 2):
+        assert writer.write(model, Prompting(BYTES), 16, step, lambda: False) == []
+    assert len(said) == 1
+    assert model.training
