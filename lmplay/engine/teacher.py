@@ -16,9 +16,10 @@ from ..checkpoints.trained import open_trained
 from ..data.beginning import begun
 from ..data.collate import Said
 from ..data.continuation import Piece
+from ..device.memory import is_out_of_memory
 from ..device.model import DeviceModel
 from ..device.runtime import Runtime
-from ..errors import Faults, UserError
+from ..errors import Faults, TrainingError, UserError
 from ..objectives.base import Teaching
 from ..objectives.distill import ask
 from ..objectives.losses import CHUNK, hidden_states
@@ -108,8 +109,16 @@ def open_teacher(teacher: Teacher, runtime: Runtime, grouping: Grouping) -> Open
     """Put a teacher on the device.
 
     :param grouping: how the mini-batches of the stage are made.
+    :raises TrainingError: when there is no memory for it.
     """
-    module = teacher.build().to(runtime.device).requires_grad_(False).eval()
+    try:
+        module = teacher.build().to(runtime.device).requires_grad_(False).eval()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(f"{teacher.label}: out of memory while it is put on {runtime.device} beside the model; the last checkpoint is whole. What may "
+                            "help: a smaller teacher; or the same command with --device cpu --max-steps 1, which keeps what it says, and then "
+                            "without.") from error
     packed = grouping.packed and "lengths" in inspect.signature(module.forward).parameters
     return OpenTeacher(teacher, DeviceModel(module, module, runtime), replace(grouping.alone(), packed=packed))
 

@@ -178,6 +178,7 @@ def _measure(batches: Batches) -> _Measured:
             of_sample[id(piece.sample)] += piece.n_truth
             if piece.last:
                 measured.tokens.append(of_sample.pop(id(piece.sample)))
+    measured.tokens = measured.tokens or [*of_sample.values()]  # where the stage ends before its first sample does: of each, what is learned in it
     batches.close()
     measured.reached = batches.stream.state()
     return measured

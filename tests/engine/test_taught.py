@@ -332,6 +332,15 @@ def test_memory_that_runs_out_for_the_teacher_is_no_matter_of_the_model(folder, 
     assert load(Path("out/gpt2ish_model.lmp"))["runner"]["state"]["room"]["tokens"] == 240
 
 
+def test_a_teacher_that_does_not_fit_is_one_line(folder, capsys, monkeypatch):
+    def full(path):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("lmplay.engine.teacher.open_trained", full)
+    said = run(capsys, "none", code=1)
+    assert said.splitlines()[-1].startswith("lmp_trainer: stage 'learn': teacher teacher/gpt2ish_model.lmp: out of memory while it is put on cpu")
+
+
 @pytest.mark.parametrize("way", ["amp", "adapter", "averaged"])
 def test_there_is_a_teacher_in_other_kinds_of_stages_too(folder, capsys, way):
     """Where figures are in half precision, where an adapter is trained, and of a run that keeps averages: these are what teaches."""

@@ -215,6 +215,16 @@ def test_each_stage_is_measured_with_its_own_optimizer(capsys, plan, tmp_path, m
     assert sizes[0] == sizes[1] > sizes[2]
 
 
+def test_a_stage_that_ends_before_its_first_sample_is_checked(capsys, tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": sentences(400, f"cat {i}")} for i in range(6)])
+    plan = write_plan(tmp_path, {"short": {"dataset": "a.jsonl", "steps": 2, "validation": 0}})
+    stage, = check(capsys, plan, tmp_path / "out")["stages"]
+    assert main([*TINY, "--training-plan", str(plan), "--out-dir", str(tmp_path / "out"), "--batch-size", "7", "--mini-batch-size", "3"]) == 0
+    done = json.loads((tmp_path / "out" / "gpt2ish_model_step_short_train_stats.json").read_text())["totals"]
+    assert done["total_train_samples"] == 0
+    assert (stage["steps"], stage["tokens"]) == (2, done["total_train_tokens"])
+
+
 def test_prompts_that_do_not_fit_are_told(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "a.jsonl", [{"instruction": "Say it. " * (4 + 4 * (i % 2)), "output": "It. " * 3} for i in range(40)])
