@@ -1,7 +1,7 @@
 """What ranks decide together: to stop, to fail, to go on.  Engine floor, no torch: one process has nothing to decide, see :mod:`.together` for several."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from ..device.ranks import Ranks
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -43,6 +44,15 @@ class Accord:
     def from_main(self, work: Callable[[], T]) -> T:
         """Do work on rank 0 only, and return what it has found; see :meth:`gather`."""
         return work()
+
+    def in_shares(self, items: Sequence[S], work: Callable[[Sequence[S]], list[T] | None]) -> list[T] | None:
+        """Do work on items, each rank on its share of them, and return what has been made of each item, in order; see :meth:`gather`.
+
+        :param work: gives as many values as it gets items, which may be none; or None when it was interrupted, and then None is returned.
+        """
+        ranks = self.ranks
+        parts = [part for part in self.gather(lambda: work(items[ranks.rank::ranks.size])) if part is not None]
+        return [parts[number % ranks.size][number // ranks.size] for number in range(len(items))] if len(parts) == ranks.size else None
 
     def check_same(self, facts: Callable[[], dict[str, object]]) -> None:
         """Check that all ranks have the same facts.

@@ -1,14 +1,14 @@
 """Answers that the model writes while it is trained, and what they are worth.  Engine floor.
 
 What an answer becomes is decided by the weights, the prompt, and a seed of (the run's seed, the number of the sample, the number in the group), so that a run
-that was stopped writes the same ones again.
+that was stopped writes the same ones again. Of several ranks each writes its share; where each has a part of the weights only, all write all of them in unison.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..device.memory import free_memory, is_out_of_memory, memory_left
 from ..device.model import DeviceModel
 from ..errors import TrainingError, UserError
 from ..modules.adapters import without_adapter
+from ..modules.sharded import is_sharded
 from ..objectives.grpo import cooled
 from ..rewards.process import MOST, Rewards
 from ..tokenizer import Tokenizer
@@ -29,6 +30,7 @@ from ..writing.continuous import ContinuousBatch
 from ..writing.packed import pack
 from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
+from .accord import Accord
 from .batches import Grouping
 from .evaluate import token_log_probs
 from .run import OpenStage
@@ -38,18 +40,23 @@ _ROWS = 64
 # Memory for weights in another order, if nobody knows how much there is.
 _UNKNOWN_BYTES = 1 << 30
 
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 Attempts = Callable[[int], Iterator[AbstractContextManager[int]]]
 
 
 class AnswerWriter:
     """Lets the model of a stage write answers."""
 
-    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, say: Callable[[str], None]):
+    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, say: Callable[[str], None],
+                 accord: Accord | None = None):
         """
         :param seed: the run's.
         :param grouping: makes the mini-batches in which log-probabilities are computed.
         :param say: is told when memory runs out.
+        :param accord: of the ranks; None = a single process.
         """
+        self._accord = accord or Accord()
         assert stage.objective.writing is not None
         self._stage, self._model, self._tokenizer, self._seed, self._grouping, self._say = stage, model, tokenizer, seed, grouping, say
         self.writing, self._context_len = stage.objective.writing, stage.settings.context_len
@@ -77,10 +84,7 @@ class AnswerWriter:
         group, seed = self.writing.group, self._seed
         prompts = [piece for piece in pieces for _ in range(group)]
         seeds = [hash64(seed, first + number, member) >> 1 for number in range(len(pieces)) for member in range(group)]
-        written = self._write(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
-        if written is None:
-            return None
-        found = self._judge(prompts, written, interrupted)
+        found = self._answer(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
         if found is None:
             return None
         deviations = []
@@ -99,10 +103,9 @@ class AnswerWriter:
 
     def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
         """Write an answer to each prompt, always the most probable token, and judge them; None when interrupted."""
-        prompts = [unit[0] for unit in units]
-        written = self._write(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
-        judged = None if written is None else self._judge(prompts, written, interrupted)
-        return None if judged is None else [[piece] for piece in judged]
+        prompts = self._accord.alike(lambda: [unit[0] for unit in units])
+        found = self._answer(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
+        return None if found is None else [[piece] for piece in found]
 
     def _warn(self, deviations: Sequence[float]) -> None:
         """Warn once where nothing can be learned from a batch."""
@@ -111,6 +114,31 @@ class AnswerWriter:
         self._warned = True
         self._say(f"WARNING: stage '{self._stage.stage.name}': in each group of this step all answers have the same reward, so nothing is learned from them. "
                   "Where that stays so (reward_deviation): easier prompts, a reward with more than two values, a larger group, or a higher temperature.")
+
+    def _answer(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[Piece] | None:
+        """Write a text behind each prompt, and judge it; None when interrupted."""
+        def write(some: Sequence[tuple[Piece, int]], halted: Callable[[], bool]) -> list[list[int]] | None:
+            return self._write([prompt for prompt, _ in some], [seed for _, seed in some], sampling, halted)
+
+        def judge(some: Sequence[tuple[Piece, list[int]]]) -> list[Piece] | None:
+            return self._judge([prompt for prompt, _ in some], [ids for _, ids in some], interrupted)
+
+        written = self._by_all([*zip(prompts, seeds, strict=True)], write, interrupted)
+        return None if written is None else self._accord.in_shares([*zip(prompts, written, strict=True)], judge)
+
+    def _by_all(self, items: Sequence[_S], work: Callable[[Sequence[_S], Callable[[], bool]], list[_T] | None], interrupted: Callable[[], bool]) \
+            -> list[_T] | None:
+        """Let the model work on items, see :meth:`Accord.in_shares`; what it works with may tell it that it is interrupted."""
+        accord = self._accord
+        if not accord.ranks.shards:
+            return accord.in_shares(items, lambda some: work(some, interrupted))
+
+        def in_unison() -> list[_T] | None:
+            with accord.in_unison(self._model.raw):
+                found = work(items, lambda: False)
+            return None if interrupted() else found
+
+        return accord.alike(in_unison)
 
     def _write(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[list[int]] | None:
         """Write a text behind each prompt; gives the token ids, the one that ends a text too."""
@@ -137,8 +165,9 @@ class AnswerWriter:
         runtime = self._model.runtime
         texts: list[list[int]] = [[] for _ in prompts]
         limits = [self._limit_of(piece) for piece in prompts]
-        left = memory_left(runtime.device)
-        model = pack(self._model.raw, min(self._rows, len(prompts)), _UNKNOWN_BYTES if left is None else left // 2)
+        left, model = memory_left(runtime.device), self._model.raw
+        if not is_sharded(model):
+            model = pack(model, min(self._rows, len(prompts)), _UNKNOWN_BYTES if left is None else left // 2)
         batch, begun = ContinuousBatch(model, (), self._context_len), 0
         with nullcontext() if runtime.device.type == "cpu" else runtime.autocast():
             while True:
@@ -201,19 +230,20 @@ class AnswerWriter:
 
     def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str, attempts: Attempts) -> list[Piece]:
         """Add the log-probabilities that a model gives to answers, under `name` of :class:`Judged`."""
-        found: list[Tensor] = []
-        for attempt in attempts(max(len(piece.tokens) for piece in pieces) - 1):
-            with attempt as tokens:
-                found = token_log_probs(model, pieces, self._grouping.mini_batches(pieces, tokens), cooled(model.head, self.writing.temperature))
-        added: list[dict[str, Any]] = [{name: one.numpy()} for one in found]
+        def share(some: Sequence[Piece], halted: Callable[[], bool]) -> list[dict[str, Any]]:
+            found: list[Tensor] = []
+            for attempt in attempts(max((len(piece.tokens) for piece in some), default=1) - 1):
+                with attempt as tokens:
+                    found = token_log_probs(model, some, self._grouping.mini_batches(some, tokens), cooled(model.head, self.writing.temperature))
+            return [{name: one.numpy()} for one in found]
+
+        added = self._by_all(pieces, share, lambda: False)
+        assert added is not None
         return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, added, strict=True) if piece.judged]
 
 
-def check_writing(stage: OpenStage, ranks: int) -> list[str]:
-    """List what keeps the model from writing answers in a stage.
-
-    :param ranks: the processes that train together.
-    """
+def check_writing(stage: OpenStage) -> list[str]:
+    """List what keeps the model from writing answers in a stage."""
     writing, name, context_len = stage.objective.writing, stage.stage.name, stage.settings.context_len
     if writing is None:
         return []
@@ -225,8 +255,6 @@ def check_writing(stage: OpenStage, ranks: int) -> list[str]:
         faults.append(f"stage '{name}': its context_len changes, and with {stage.settings.objective} it is one for all prompts and answers; give a number.")
     if stage.stage.tokens is not None:
         faults.append(f"stage '{name}': its length is in tokens, and how many the model will write is not known; give epochs, samples or steps.")
-    if ranks > 1:
-        faults.append(f"stage '{name}': {stage.settings.objective} is trained by one process, which writes the answers; start it without torchrun.")
     rewards = Rewards(writing.rewards)
     try:
         rewards.open()

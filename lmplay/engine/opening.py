@@ -412,7 +412,7 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
     with faults.collected():
         opened = open_stages(ahead, stages, say)
     for stage in opened.values() if model_is_known else ():
-        faults.lines += check_writing(stage, ranks.size if ranks is not None else 1)
+        faults.lines += check_writing(stage)
     if faults.lines and ahead.spec.tokenizer is None:
         with faults.collected():
             check_tokenizer(settings, plan)

@@ -34,7 +34,8 @@ def find_model(run: Run, stage: OpenStage) -> DeviceModel:
     if stage.state.position is None or stage.state.reference is None:  # nothing has been trained in this stage
         weights = module.state_dict()
         stage.state.reference = identify(weights)
-        _write(run, stage, folder / f"{stage.state.reference}.pt", weights)
+        if run.is_main:
+            _write(run, stage, folder / f"{stage.state.reference}.pt", weights)
     else:
         path = folder / f"{stage.state.reference}.pt"
         found = _read(path)

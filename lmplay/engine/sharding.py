@@ -35,6 +35,9 @@ def check(settings: Settings, stages: Iterable[OpenStage]) -> None:
         if stage.objective.needs_reference:
             faults.append(f"stage '{stage.stage.name}': --shard: the objective {stage.settings.objective} compares with the model at the start of the stage, "
                           "which one process computes alone; take another objective, or leave --shard out.")
+        if stage.objective.writing is not None and stage.objective.writing.reference:
+            faults.append(f"stage '{stage.stage.name}': --shard: with kl the answers are compared with the model at the start of the stage, which each process "
+                          "would need as a whole; leave out kl or --shard.")
     if faults:
         raise UserError(*faults)
 

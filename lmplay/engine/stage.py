@@ -66,7 +66,7 @@ class StageRunner:
                                   run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference, self._taught)
         self._answers: AnswerWriter | None = None
         if self.objective.writing is not None:
-            self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say)
+            self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say, run.accord)
             run.threads.callback(self._answers.close)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
@@ -181,14 +181,15 @@ class StageRunner:
         """
         run, random_before = self.run, torch_random_state()
         self._set_rates()
-        run.accord.begin_step(run.settings.seed, run.record.progress.step)
         started, sums = time.perf_counter(), None
         written = self._with_answers(batch)
         seconds = time.perf_counter() - started
+        if written is None:
+            restore_torch_random_state(random_before)
+            return None
+        run.accord.begin_step(run.settings.seed, run.record.progress.step)
         try:
             for number in range(1 if self._answers is None else self._answers.writing.updates):
-                if written is None:
-                    break
                 first, found = number == 0, None  # the others are finished, too, where the first has been done
                 for attempt in self._budget.attempts(written.longest):
                     with run.interrupt.until_stopped() if first else nullcontext(), attempt as tokens:
@@ -201,7 +202,7 @@ class StageRunner:
             restore_torch_random_state(random_before)
             raise
         run.accord.end_step()
-        if sums is None or written is None:
+        if sums is None:
             restore_torch_random_state(random_before)
             return None
         if self._answers is not None:
@@ -432,8 +433,8 @@ class StageRunner:
             found = self._answers.write_best(units(), self.run.interrupt.requested)
         if found is None:
             return None
-        rows = self.run.completions.keep_answers([(piece, piece.judged.reward) for piece, in found if piece.judged], self.run.record.progress, self.stage.name)
-        if rows:
+        answers = [(piece, piece.judged.reward) for piece, in found if piece.judged]
+        if self.run.is_main and (rows := self.run.completions.keep_answers(answers, self.run.record.progress, self.stage.name)):
             self.run.notifier.samples(rows)
         return lambda: iter(found)
 

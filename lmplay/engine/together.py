@@ -45,6 +45,8 @@ class Together(Accord):
     def __init__(self, ranks: Processes, interrupt: Interrupt):
         self._ranks, self._interrupt = ranks, interrupt
         self._in_step = False  # between the vote of a step and the end of its sums
+        self._asked = False  # the vote of a step has begun, and has not been counted
+        self._by_halves = False  # an update of the step has been done, and it has more of them
         self._mine = _NOTHING
         self._over = False  # all ranks know of an error: there is nothing more to vote on
         self.alone = False  # this process ends without the others
@@ -134,15 +136,19 @@ class Together(Accord):
         self._ranks.place = (seed, step)
         with self._interrupt.held():
             self._mine = self._request()
-            self._in_step = True
+            self._in_step = self._asked = True
             self._call(self._mine)
 
     def _step_is_off(self) -> bool:
-        """Tell whether a rank has stopped, so that no rank does the step.
+        """Tell whether a rank has stopped, so that no rank does the step; of several updates the first is asked about, the others belong to it.
 
         :raises Exception: when another rank has failed.
         """
+        if not self._asked:
+            self._by_halves = True
+            return False
         with self._interrupt.held():
+            self._asked = False
             if not self._count():
                 return False
             self._in_step = False
@@ -152,11 +158,11 @@ class Together(Accord):
 
     def end_step(self) -> None:
         """See :meth:`Accord.end_step`."""
-        self._in_step = False
+        self._in_step = self._by_halves = False
 
     def failed_elsewhere(self, error: BaseException) -> bool:
         """See :meth:`Accord.failed_elsewhere`."""
-        return isinstance(error, Lost) or self._over
+        return (isinstance(error, Lost) or self._over) and not self._by_halves
 
     def leave(self, error: BaseException | None = None) -> None:
         """Wait for the other ranks to come to their end; where they do not know of an error, tell them why they will miss this one, and end alone.

@@ -11,6 +11,7 @@ import torch
 import warm
 from helpers import ENVIRONMENT, ROOT, TINY, compare_runs, load, stop_at, train, weights, write_plan, write_rows
 from tasks import TASKS, grpo, write_reward
+from together import PATCH, steps_of
 
 from lmplay.device.runtime import Runtime
 from lmplay.engine import answers, stage
@@ -322,14 +323,70 @@ def test_a_killed_process_goes_on_exactly(capsys):
     assert compare_runs(Path("whole"), Path("parts")) == []
 
 
+FORKED = pytest.mark.skipif(os.name == "nt", reason="forked processes")
+SHARED = [*TINY, "--training-plan", "plan.json", "--validation-samples", 4, "--validation-interval", 8, "--batch-size", 5, "--mini-batch-size", 2,
+          "--dropout", 0]
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="forked processes")
-def test_several_processes_are_refused(capsys):
-    plan()
-    codes, _, complaints = several.train(2, *TINY, "--training-plan", "plan.json", "--out-dir", "out")
-    assert codes == [2, 2]
-    assert any("stage 'reason': grpo is trained by one process, which writes the answers; start it without torchrun." in one for one in complaints)
-    assert not list(Path("out").glob("*.lmp"))
+@FORKED
+@pytest.mark.parametrize(("sizes", "settings", "flags"), [((2, 4), {"kl": 0.1, "updates": 2, "loss": "dapo"}, []), ((2,), {"updates": 2}, ["--shard"])])
+def test_several_processes_write_and_learn_what_one_does(sizes, settings, flags):
+    write_plan(Path(), {"reason": {"dataset": "tasks.jsonl", "steps": 4, "lr": 0.01, "objective": grpo(**settings)}})
+    for size in (1, *sizes):
+        codes, outputs, complaints = several.train(size, *SHARED, "--out-dir", f"out{size}", *(flags if size > 1 else []))
+        assert codes == [0] * size, (outputs, complaints)
+        assert not any([*outputs[1:], *complaints[1:]])
+        one, other = (load(Path(f"out{number}/gpt2ish_model.lmp"))["model"]["state"] for number in (1, size))
+        for name, value in one.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
+        for kind in ("train", "validate"):
+            one, other = (json.loads(Path(f"out{number}/gpt2ish_model_step_reason_{kind}_stats.json").read_text())["columns"] for number in (1, size))
+            assert one.keys() == other.keys()
+            for name, values in one.items():
+                assert values == (pytest.approx(other[name], rel=1e-3, abs=1e-5) if None not in values else other[name]), name
+        assert Path(f"out{size}/gpt2ish_model_samples.jsonl").read_text() == Path("out1/gpt2ish_model_samples.jsonl").read_text()
+
+
+@pytest.mark.slow
+@FORKED
+@pytest.mark.parametrize(("where", "call", "sent", "codes", "saved"), [
+    ("answers.ContinuousBatch.step", 3, "SIGTERM", [143, 143], 2),  # while it writes
+    ("stage.train_step", 6, "SIGKILL", [1, -9], 3),  # in the second update of a step: what the other one has done by halves is not saved
+    ("stage.train_step", 6, "SIGTERM", [143, 143], 4)])
+def test_what_ends_one_process_ends_all_and_the_same_command_goes_on(where, call, sent, codes, saved):
+    plan(updates=2, kl=0.1)
+    several.train(2, *SHARED, "--out-dir", "whole")
+    more = f"""
+from lmplay.engine import answers
+before, calls = {where}, [0]
+def counted(*arguments, **options):
+    calls[0] += 1
+    if rank == 1 and calls[0] == {call}:
+        os.kill(os.getpid(), signal.{sent})
+    return before(*arguments, **options)
+{where} = counted
+"""
+    program = PATCH.format(at_step="pass", after_step="pass", more=more)
+    ended, _, complaints = several.run(2, "-c", program, *SHARED, "--out-dir", "parts", "--save-interval", "1steps")
+    assert ended == codes, complaints
+    assert steps_of("parts") == saved
+    ended, _, complaints = several.train(2, *SHARED, "--out-dir", "parts")
+    assert ended == [0, 0], complaints
+    assert compare_runs(Path("whole"), Path("parts")) == []
+
+
+@FORKED
+@pytest.mark.slow
+def test_a_reward_that_fails_in_one_process_ends_all_with_one_line():
+    name = write_reward("import os\n    if os.path.exists('fails') and text:\n        raise ValueError('no way')\n    return len(text)")
+    plan(rewards=name)
+    program = PATCH.format(at_step="open('fails', 'w').close() if rank == 1 and steps[0] == 3 else None", after_step="pass", more="")
+    codes, outputs, complaints = several.run(2, "-c", program, *SHARED, "--out-dir", "out", "--trust-config")
+    assert codes == [2, 2], complaints
+    assert complaints[0].count("raises ValueError: no way") == 1
+    assert not outputs[1] + complaints[1]
+    assert steps_of("out") == 3
 
 
 @pytest.mark.slow
