@@ -122,7 +122,8 @@ def bring_base(path: Path, content: dict[str, Any], found: Path) -> None:
 
 def settings_of(adapter: Mapping[str, Any]) -> AdapterSettings:
     """Read the settings of an adapter that a checkpoint holds."""
-    return AdapterSettings(adapter["kind"], adapter["rank"], float(adapter["alpha"]), float(adapter["dropout"]), adapter["layers"])
+    return AdapterSettings(adapter["kind"], adapter["rank"], float(adapter["alpha"]), float(adapter["dropout"]), adapter["layers"],
+                           adapter.get("quantize"))
 
 
 def put_on(module: nn.Module, model: Mapping[str, Any], experiment: str) -> None:

@@ -298,6 +298,7 @@ class _Adapter(_Base):
     dropout: Annotated[float, Field(ge=0, lt=1)]
     layers: Annotated[list[str], Field(min_length=1)]
     base: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    quantize: NotRequired[Literal["int8", "nf4"]]
 
 
 class _ModelArgs(_Base):

@@ -10,12 +10,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 from zlib import crc32
 
+import torch
 from torch import nn
 
 from ..checkpoints.base import base_file, finished_file, keep_base, keep_finished
 from ..data.permutation import hash64
 from ..errors import Faults, UserError
-from ..modules.adapters import PART, adapter_parameters, add_adapter, base_state, choose_layers, drop_adapter, merge_adapter
+from ..modules.adapters import PART, adapter_parameters, add_adapter, base_state, choose_layers, drop_adapter, merge_adapter, quantized_size
+from ..modules.quantized import check_quantizing
 from ..optim.freeze import no_match
 from ..optim.optimizers import optimizers_of
 from ..plan.schema import Stage
@@ -55,6 +57,8 @@ def bring_back_base(run: Run) -> None:
         return
     built = {key: value for key, value in run.model.state_args().items() if key != "adapter"}
     try:
+        if "quantize" in adapter:
+            raise UserError(f"while it is trained they are kept in {adapter['quantize']} only")
         keep_base(run.path, {"state_args": built, "state": base_state(run.device_model.raw)})
     except (OSError, UserError) as error:
         run.report.say(f"WARNING: {base_file(run.path, adapter['base'])}, the weights below the adapter, is gone and could not be written again ({error}); "
@@ -87,21 +91,26 @@ def tried(module: nn.Module, settings: StageSettings) -> Iterator[None]:
         yield
         return
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    add_adapter(module, settings.adapter, choose_layers(module, settings.adapter))
+    layers = {name: module.get_submodule(name) for name in choose_layers(module, settings.adapter)}
+    add_adapter(module, settings.adapter, [*layers])
     try:
         yield
     finally:
         drop_adapter(module)
+        for name, layer in layers.items():  # of quantized weights there is no way back
+            module.set_submodule(name, layer)
         for parameter in trained:
             parameter.requires_grad_()
 
 
-def check_adapters(spec: ModelSpec, stages: Sequence[Stage], planned: Sequence[Stage]) -> None:
+def check_adapters(spec: ModelSpec, stages: Sequence[Stage], planned: Sequence[Stage], device: torch.device | None = None) -> None:
     """Put the adapters of stages on a model without weights, to refuse now what cannot be.
 
     :param stages: those that are to be trained.
     :param planned: all of the plan.
-    :raises UserError: for layers that there are not, for ranks that they cannot have, for rules of `$optimizer` that fit no adapter, and where peft is missing.
+    :param device: where weights are to be quantized; None = unknown.
+    :raises UserError: for layers that there are not, for ranks that they cannot have, for rules of `$optimizer` that fit no adapter, for weights that cannot be
+        quantized, and where peft is missing.
     """
     faults, names = Faults(), set[str]()
     for stage in stages:
@@ -109,6 +118,8 @@ def check_adapters(spec: ModelSpec, stages: Sequence[Stage], planned: Sequence[S
         if adapter is None:
             continue
         try:
+            if adapter.quantize is not None:
+                check_quantizing(adapter.quantize, device or torch.device("cpu"))
             shapes = spec.build(vocab_size=8, meta=True)
             add_adapter(shapes, adapter, choose_layers(shapes, adapter))
             names |= adapter_parameters(shapes).keys()
@@ -124,12 +135,15 @@ def check_adapters(spec: ModelSpec, stages: Sequence[Stage], planned: Sequence[S
 
 def as_stored(adapter: AdapterSettings, layers: list[str], base: str) -> dict[str, Any]:
     """List what a checkpoint says of an adapter."""
-    return {"kind": adapter.kind, "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout, "layers": layers, "base": base}
+    quantized = {} if adapter.quantize is None else {"quantize": adapter.quantize}
+    return {"kind": adapter.kind, "rank": adapter.rank, "alpha": adapter.alpha, "dropout": adapter.dropout, "layers": layers, "base": base, **quantized}
 
 
 def in_words(adapter: AdapterSettings, module: nn.Module) -> str:
     """Say what the adapter on a model is, and what is trained and what frozen."""
     own = adapter_parameters(module)
     trained, total = sum(parameter.numel() for parameter in own.values()), sum(parameter.numel() for parameter in module.parameters())
+    total += (quantized := quantized_size(module))
+    bits = f", {quantized:,} of them in {adapter.quantize}" if quantized else ""
     return (f"adapter {adapter.kind}, rank {adapter.rank}, alpha {adapter.alpha:g}, on {counted(sum('.lora_A.' in name for name in own), 'layer')}: "
-            f"{trained:,} parameters are trained, the {total - trained:,} of the model are frozen")
+            f"{trained:,} parameters are trained, the {total - trained:,} of the model are frozen{bits}")

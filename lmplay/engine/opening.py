@@ -348,7 +348,7 @@ def check_model(ahead: Outline, runtime: Runtime | None, stages: Sequence[Stage]
         with faults.collected():
             _check_optimizers(ahead, shapes, stages)
         with faults.collected():
-            check_adapters(ahead.spec, stages, ahead.plan.stages)
+            check_adapters(ahead.spec, stages, ahead.plan.stages, runtime.device if runtime is not None else None)
     faults.refuse()
 
 

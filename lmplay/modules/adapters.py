@@ -1,5 +1,6 @@
 """Adapters of the library `peft` beside the linear layers of a model: small matrices that are trained instead of the weights, and then merged into them.
 
+Where weights are quantized (:mod:`.quantized`), that is done when an adapter is put beside them, and undone when it is merged or taken away.
 A layer NAME becomes one with the parts NAME.base_layer, which is frozen, NAME.lora_A and NAME.lora_B, of DoRA NAME.lora_magnitude_vector too.
 """
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import UserError, nearest
 from ..plan.names import ADAPTERS
 from ..plan.settings import AdapterSettings
+from .quantized import QuantizedLinear
 
 PART = "lora_"
 """What the names of an adapter's parameters have in them."""
@@ -70,6 +72,8 @@ def add_adapter(model: nn.Module, adapter: AdapterSettings, layers: Sequence[str
     if missing := [name for name in layers if name not in linear]:
         raise UserError(f"adapter: '{missing[0]}' is not a linear layer of the model.")
     transposed = {type(linear[name]).__name__ == _TRANSPOSED for name in layers}
+    if adapter.quantize is not None:
+        _quantize(model, {name: linear[name] for name in layers}, adapter.quantize)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers that are transposed
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed CUDA devices, too
@@ -95,14 +99,16 @@ def merge_adapter(model: nn.Module) -> None:
     """Add the adapter of a model to its weights, and take it away; the parameters stay frozen until a stage says otherwise."""
     with torch.no_grad():
         for name, layer in list(_adapted(model)):
+            _make_plain(layer)
             layer.merge()
             model.set_submodule(name, layer.get_base_layer())
     _forget(model)
 
 
 def drop_adapter(model: nn.Module) -> None:
-    """Take the adapter of a model away, without a trace in its weights."""
+    """Take the adapter of a model away, without a trace in its weights, but that those which were quantized are what they were then."""
     for name, layer in list(_adapted(model)):
+        _make_plain(layer)
         model.set_submodule(name, layer.get_base_layer())
     _forget(model)
 
@@ -118,6 +124,11 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def quantized_size(model: nn.Module) -> int:
+    """Count the numbers of a model's weights that are quantized."""
+    return sum(layer.in_features * layer.out_features for layer in model.modules() if isinstance(layer, QuantizedLinear))
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -141,6 +152,22 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Give the layers that have an adapter, by name."""
     return ((name, module) for name, module in model.named_modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
+
+
+def _quantize(model: nn.Module, layers: dict[str, Any], kind: str) -> None:
+    """Keep the weights of layers in few bits, where there are weights; raises UserError for layers of another kind than nn.Linear."""
+    if other := next((name for name, layer in layers.items() if not isinstance(layer, nn.Linear)), None):
+        raise UserError(f"adapter.quantize {kind}: {other} is a {type(layers[other]).__name__}, and only layers that are torch's Linear can be quantized; "
+                        "leave it out.")
+    for name, layer in layers.items():
+        if not layer.weight.is_meta:
+            model.set_submodule(name, QuantizedLinear(layer, kind))
+
+
+def _make_plain(layer: Any) -> None:
+    """Give a layer with an adapter a weight that can be added to, and that an optimizer can train."""
+    if isinstance(base := layer.get_base_layer(), QuantizedLinear):
+        layer.base_layer = base.plain()
 
 
 def _forget(model: nn.Module) -> None:

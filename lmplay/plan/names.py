@@ -162,6 +162,9 @@ OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() 
 # LoRA", scales by alpha / sqrt(rank).
 ADAPTERS: dict[str, dict[str, bool]] = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
 ADAPTER_TARGETS = ("attention", "all")
+# In how many bits the weights below an adapter are kept: 8, with a scale for each row; 4, as quantiles of a normal distribution, with a scale for each 64
+# (Dettmers et al. 2023, "QLoRA", section 3).
+QUANTIZED = ("int8", "nf4")
 
 
 class Reward(NamedTuple):

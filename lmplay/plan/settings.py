@@ -212,7 +212,7 @@ def settings_from_json(values: dict[str, Any]) -> Settings:
 @dataclass(frozen=True)
 class AdapterSettings:
     """The adapter of a stage: `kind` is a key of :data:`lmplay.plan.names.ADAPTERS`, `targets` one of :data:`lmplay.plan.names.ADAPTER_TARGETS`, or patterns
-    over the names of layers.
+    over the names of layers, `quantize` one of :data:`lmplay.plan.names.QUANTIZED` (None = the weights below it are kept as they are).
 
     On all linear layers, as Dettmers et al. 2023, "QLoRA", found that an adapter on those of attention alone stays behind training all weights.
     """
@@ -222,6 +222,7 @@ class AdapterSettings:
     alpha: float = 32.0
     dropout: float = 0.0
     targets: str | list[str] = "all"
+    quantize: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from .names import (
     OBJECTIVES,
     OPTIMIZER_SETTINGS,
     OPTIMIZERS,
+    QUANTIZED,
     REWARD_SETTINGS,
     REWARDS,
     in_words,
@@ -29,6 +30,7 @@ OptimizerName = Annotated[str, one_of(lambda: OPTIMIZERS, CODE), WithJsonSchema(
 Beta = Annotated[float, Field(ge=0, lt=1)]
 ObjectiveName = Annotated[str, one_of(objectives), WithJsonSchema({"type": "string", "examples": [*OBJECTIVES]})]
 AdapterKind = Annotated[str, one_of(lambda: ADAPTERS), WithJsonSchema({"type": "string", "enum": [*ADAPTERS]})]
+QuantizedAs = Annotated[str, one_of(lambda: QUANTIZED), WithJsonSchema({"type": "string", "enum": [*QUANTIZED]})]
 AdapterTargets = Annotated[
     Annotated[str, one_of(lambda: ADAPTER_TARGETS), WithJsonSchema({"type": "string", "enum": [*ADAPTER_TARGETS]}), Tag("[one]")]
     | Annotated[list[Text], Field(min_length=1), Tag("[several]")], Discriminator(lambda value: "[several]" if isinstance(value, list) else "[one]")]
@@ -177,3 +179,4 @@ class Adapter(Part):
     dropout: float | None = option("Share of the adapter's inputs that is dropped in training", "a number from 0 to below 1", ge=0, lt=1)
     targets: AdapterTargets | None = option("Linear layers that have one", f'{in_words([*ADAPTER_TARGETS])}, or a list of patterns over the names of layers, '
                                             'such as ["blocks.*.mlp.*"]')
+    quantize: QuantizedAs | None = option("Bits in which the weights below it are kept while it is trained", f"{in_words([*QUANTIZED])}; needs bitsandbytes")

@@ -40,8 +40,8 @@ def pack(model: nn.Module, rows: int, free_bytes: int) -> nn.Module:
     :param free_bytes: memory that may be used.
     :return: the copy, not to be trained; the model itself where nothing is gained, or where the memory is too small.
     """
-    layers = {name: module for name, module in model.named_modules()
-              if isinstance(module, nn.Linear) and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and "weight" in module._parameters}  # not quantized
+    layers = {name: module for name, module in linear.items() if module.weight.device.type == "cpu" and module.weight.dtype == torch.float32}
     size = sum(layer.weight.nbytes for layer in layers.values())
     if not (layers and _FEWEST_ROWS <= rows <= _MOST_ROWS and size <= free_bytes and torch.backends.mkl.is_available()):
         return model

@@ -278,6 +278,41 @@ def test_a_save_that_is_killed_leaves_a_whole_base_or_none(folder, capsys, monke
     assert compare_runs(Path("whole"), Path("out")) == []
 
 
+@pytest.mark.parametrize("adapter", [{"kind": "lora", "quantize": "nf4"}, {"kind": "dora", "quantize": "int8"}])
+def test_weights_below_it_may_be_quantized(folder, capsys, adapter):
+    """A state within the stage, and the end of it, are what was trained: the quantized weights and the adapter; the base is kept as it was."""
+    pytest.importorskip("bitsandbytes")
+    change(two={"adapter": {**ADAPTER, **adapter}})
+    run("--out-dir", "whole")
+    assert f"the 8,192 of the model are frozen, 3,072 of them in {adapter['quantize']}" in capsys.readouterr().out
+    in_slices("parts", steps=3)
+    assert compare_runs(Path("whole"), Path("parts")) == []
+    run("--out-dir", "some", "--max-steps", "5", code=75)
+    before, (base,) = load(Path(f"some/{MODEL}.one.lmp"))["model"]["state"], Path("some/bases").iterdir()
+    assert same(load(base)["model"]["state"], before)
+    found = whole_state(f"some/{MODEL}.lmp")
+    changed = [name for name in before if not torch.equal(before[name], found[name])]
+    assert len(changed) == 4
+    for name in changed:
+        assert 0 < (before[name] - found[name]).norm() < 0.5 * before[name].norm()
+    run("--out-dir", "some", "--check-plan")
+    base.unlink()
+    assert f"while it is trained they are kept in {adapter['quantize']} only" not in capsys.readouterr().out
+    run("--out-dir", "some", code=2)
+
+
+def test_weights_that_cannot_be_quantized_are_refused(folder, capsys, monkeypatch):
+    change(two={"adapter": {**ADAPTER, "quantize": "int4"}})
+    run("--out-dir", "out", code=2)
+    assert "stage 'two', key 'adapter.quantize'" in capsys.readouterr().err
+    change(two={"adapter": {**ADAPTER, "quantize": "nf4"}})
+    for name in ("bitsandbytes", "bitsandbytes.functional"):
+        monkeypatch.setitem(sys.modules, name, None)
+    run("--out-dir", "out", code=2)
+    assert "stage 'two': adapter.quantize: the package bitsandbytes cannot be imported" in capsys.readouterr().err
+    assert not list(Path("out").glob("*.lmp"))
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_exactly(folder, capsys):
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
