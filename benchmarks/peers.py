@@ -1,4 +1,4 @@
-"""What lmplay's training step is compared with, each in a process of its own: see step.py.
+"""What lmplay's training step is compared with, each in a process of its own: see step.py and sft_speed.py.
 
 Reads {"vocab_size": …, "ids": [[…], …], "learned": […]}, the pieces that lmplay has cut and how many of the last tokens of each are learned, and trains on them
 for as many steps; prints real tokens (without padding) a second from the third step on. Uses nothing of lmplay, so that it runs in the environment of the peer.
@@ -84,7 +84,39 @@ def train_with_litgpt(given: dict[str, Any], pieces: dict[str, Any]) -> float:
     return per_step * mini_batch * context * given["steps"] / (times[-1] - times[SKIPPED - 1])
 
 
+def train_with_sft_trainer(given: dict[str, Any], pieces: dict[str, Any]) -> list[float]:
+    """Use TRL's SFTTrainer with its packing; gives tokens that are learned, and all real tokens, a second."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer, GPT2LMHeadModel, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    times: list[float] = []
+    counts: list[tuple[int, int]] = []  # learned and real tokens of each mini-batch
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+
+    class Counting(SFTTrainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
+            # the first token of a piece is no target
+            counts.append((int((inputs["labels"] != -100).sum()), int((inputs["position_ids"] != 0).sum())))
+            return super().training_step(model, inputs, *rest)
+
+    with tempfile.TemporaryDirectory() as out:
+        options = SFTConfig(out, per_device_train_batch_size=given["rows"], gradient_accumulation_steps=given["accumulated"],
+                            max_steps=given["steps"] + SKIPPED, bf16=given["bf16"], report_to="none", save_strategy="no", disable_tqdm=True,
+                            use_cpu=not torch.cuda.is_available(), max_grad_norm=0.0, learning_rate=1e-4, weight_decay=0.01, max_length=given["context"],
+                            packing=True, gradient_checkpointing=False)
+        rows = Dataset.from_dict({"input_ids": pieces["ids"], "labels": pieces["labels"]})
+        Counting(GPT2LMHeadModel.from_pretrained(given["model"]), options, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(given["model"]),
+                 callbacks=[Clock()]).train()
+    measured = counts[SKIPPED * given["accumulated"]:]
+    return [sum(count[kind] for count in measured) / (times[-1] - times[SKIPPED - 1]) for kind in (0, 1)]
+
+
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    train = {"Trainer": train_with_trainer, "litgpt": train_with_litgpt}[options["peer"]]
+    train = {"Trainer": train_with_trainer, "litgpt": train_with_litgpt, "SFTTrainer": train_with_sft_trainer}[options["peer"]]
     print(train(options, json.loads(Path(options["pieces"]).read_text(encoding="utf-8"))))
