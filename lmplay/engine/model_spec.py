@@ -24,7 +24,7 @@ from ..paths import plain
 from ..plan.schema import Plan
 from ..plan.settings import MODEL_KEYS, Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
-from ..tokenizer.matching import matched_ids
+from ..tokenizer.matching import differing_ids, matched_ids
 
 if TYPE_CHECKING:
     from ..exp.imported import Imported
@@ -207,12 +207,28 @@ def _weights_of(experiment: str) -> Callable[[Tokenizer, Callable[[str], None]],
     if kind != WITH_WEIGHTS:
         return None
 
-    def read(*_: Any) -> dict[str, Any]:
+    def read(tokenizer: Tokenizer, say: Callable[[str], None]) -> dict[str, Any]:
         from ..exp.hf import read_own_weights
 
+        _check_ids(tokenizer, source, say)
         return read_own_weights(source)
 
     return read
+
+
+def _check_ids(tokenizer: Tokenizer, source: str, say: Callable[[str], None]) -> None:
+    """Refuse a tokenizer whose ids are other tokens than those that the weights of `hf:` were trained with; raises UserError."""
+    if tokenizer.name == source:
+        return
+    try:
+        own = load_tokenizer(source)
+    except UserError:
+        say(f"WARNING: experiment {WITH_WEIGHTS}:{source}: has no tokenizer, so tokens of {tokenizer.name} are those of the same ids.")
+        return
+    if others := [number for number in differing_ids(tokenizer, own) if number < own.vocab_size]:  # beyond them are rows that mean nothing yet
+        raise UserError(f"experiment {WITH_WEIGHTS}:{source}: its weights are for its own tokenizer, and {len(others):,} of the {tokenizer.vocab_size:,} ids "
+                        f"of {tokenizer.name} are other tokens there. Leave --tokenizer and $tokenizer out; or start with fresh weights, --exp hf-fresh:{source}; "
+                        f"or let --initial-model {source} find the rows of the same tokens, where it can read that kind of model.")
 
 
 def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageData]) -> Tokenizer:

@@ -45,7 +45,8 @@ def run_start(run: Run) -> RunStart:
         settings.compile_model, list(dict.fromkeys(_range(stage.settings) for stage in run.stages.values())), settings.batch_size, settings.mini_batch_size,
         settings.mini_batch_tokens, needed, memory_there(runtime.device), _outlines(run), run.record.progress.samples, resumed, run.changes, hinted,
         run.interrupt.deadline - time.monotonic() if settings.time_limit is not None else None,
-        {name: getattr(settings, name) for name in sorted(settings.explicit)}, recipe_in_words(settings, run.curriculum.plan, model.experiment))
+        {name: getattr(settings, name) for name in sorted(settings.explicit)},
+        recipe_in_words(settings, run.curriculum.plan, model.experiment, model.args))
 
 
 def _range(settings: StageSettings) -> int | str:

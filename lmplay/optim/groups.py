@@ -33,7 +33,9 @@ def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", 
     if which not in PARAMETERS:
         raise ValueError(f"parameters '{which}': allowed is one of {', '.join(PARAMETERS)}")
     spared = {id(parameter) for parameter in _spared(model, by_name)}
-    head = {id(parameter) for parameter in owner.parameters()} if (owner := getattr(model, "head", None)) is not None else set()
+    owner = getattr(model, "head", None)
+    # the weight of a head may be a parameter of another module
+    head = {id(parameter) for parameter in owner.parameters()} | {id(getattr(owner, "weight", None))} if owner is not None else set()
     mine = [parameter for parameter in model.parameters() if (among is None or id(parameter) in among)
             and (which == "all" or (which == "matrices") == (parameter.ndim == 2 and id(parameter) not in spared and id(parameter) not in head))]
     decaying = [parameter for parameter in mine if id(parameter) not in spared]

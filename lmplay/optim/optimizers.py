@@ -27,11 +27,17 @@ def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) 
 
 
 def width_ratio(stage: StageSettings, model: nn.Module) -> float:
-    """Give the width of a model that the learning rate of a stage suits, by that of this model, which is the width of what its head reads; 1 = it suits any."""
+    """Give the width of a model that the learning rate of a stage suits, by that of this model, which is the width of what its head reads; 1 = it suits any.
+
+    :raises UserError: when the head does not tell its width.
+    """
     if not stage.lr_width:
         return 1.0
     head: Any = model.head
-    weight = head.linear_terms().weight_VD if hasattr(head, "linear_terms") else head.weight
+    terms = head.linear_terms() if hasattr(head, "linear_terms") else None
+    weight = terms.weight_VD if terms is not None else getattr(head, "weight", None)
+    if weight is None:
+        raise UserError("lr_width: the model's head has no weight, so its width is not known; leave it out, or give --lr-width 0 where a recipe has set it.")
     return stage.lr_width / int(weight.shape[1])
 
 

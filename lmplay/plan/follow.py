@@ -1,6 +1,7 @@
 """What flags write into a plan: a recipe, sizes, a length.  A run that goes on keeps what was written when it began.  Plan floor, no torch."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,16 +88,17 @@ def keep_written(plan: Plan, before: dict[str, Any], stored_plan: dict[str, Any]
     return plan_from_json({**written, "model": stored_plan.get("model", {})}, "the plan with what the run began with")
 
 
-def recipe_in_words(settings: Settings, plan: Plan, experiment: str) -> str | None:
-    """Say what a recipe has set and why, and which flags have replaced it; None without one.
+def recipe_in_words(settings: Settings, plan: Plan, experiment: str, args: Mapping[str, Any]) -> str | None:
+    """Say what a recipe has set and why, what the model does not have, and which flags have replaced it; None without one.
 
     :param plan: with it.
     :param experiment: the model's.
+    :param args: the model's.
     """
     if settings.recipe is None:
         return None
     recipe, stage = RECIPES[settings.recipe], plan.stages[-1]
-    values: dict[str, Any] = {"exp": experiment, "dropout": plan.model.dropout, "optimizer": stage.optimizer and stage.optimizer.name, "lr": stage.lr,
+    values: dict[str, Any] = {"exp": experiment, "dropout": args.get("dropout"), "optimizer": stage.optimizer and stage.optimizer.name, "lr": stage.lr,
                               "lr_width": stage.lr_width, "lr_schedule": stage.lr_chain.in_words(), "warmup": stage.warmup, "weight_decay": stage.weight_decay,
                               "grad_clip": stage.grad_clip, "batch_size": stage.batch_size, "ema": settings.ema or None,
                               "early_stopping": stage.early_stopping and f"after {stage.early_stopping.patience}",
@@ -104,4 +106,6 @@ def recipe_in_words(settings: Settings, plan: Plan, experiment: str) -> str | No
     typed = {flag.name: getattr(settings, flag.name) for flag in FLAGS if flag.name in settings.explicit and flag.name in values}
     said = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None and name not in typed)
     instead = f"; typed: {', '.join(f'{name} {value}' for name, value in typed.items())}" if typed else ""
-    return f"{settings.recipe}: {recipe.why}; {said}{instead}"
+    lacking = [name for name in recipe.model if name not in args]
+    without = f"; left out, as {experiment} has no such setting: {', '.join(lacking)}" if lacking else ""
+    return f"{settings.recipe}: {recipe.why}; {said}{without}{instead}"

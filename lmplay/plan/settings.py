@@ -18,6 +18,7 @@ from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
 from .options import CHANGING, FLAGS, Options
+from .recipes import RECIPES
 
 if TYPE_CHECKING:
     from .schedules import Chain
@@ -108,12 +109,13 @@ class Settings(Options):
         """Choose the arguments of a new model: typed flags win over the plan's `$model`, which wins over the experiment's own defaults, then the flags'.
 
         :param own: the experiment's defaults, of which those that are flags are taken: the others stay the constructor's.
-        :return: arguments by name, and the names that somebody asked for (the others may be left out where a model doesn't accept them).
+        :return: arguments by name, and the names that somebody asked for (the others, also those of a recipe, are left out where a model doesn't accept them).
         """
         in_plan = plan.model.model_dump(exclude_none=True, exclude={"exp", "settings"}) | (plan.model.settings or {})
         typed = {name: getattr(self, name) for name in MODEL_KEYS if name in self.explicit}
         chosen = {**{name: own[name] for name in MODEL_KEYS if name in own}, **in_plan, **typed}
-        return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen)
+        of_recipe = RECIPES[self.recipe].model.keys() if self.recipe is not None else set()
+        return {**{name: getattr(self, name) for name in MODEL_KEYS}, **chosen}, set(chosen) - (of_recipe - typed.keys())
 
     def typed_conflicts(self, args: dict[str, Any]) -> list[str]:
         """List the typed model flags that a checkpoint's model contradicts, as "--embed-dim 512 (the file's model has 256)"."""

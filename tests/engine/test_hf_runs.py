@@ -84,3 +84,26 @@ def test_what_does_not_fit_is_refused(corpus, capsys, folder):
     assert "--context-len 200 is more than the model's 96 positions; give 96 or less" in run(capsys, "--exp", "hf:tiny", "--context-len", 200, code=2)
     (folder / "model.safetensors").unlink()
     assert "To start with fresh weights: --exp hf-fresh:tiny" in run(capsys, "--exp", "hf:tiny", code=2)
+
+
+def test_a_recipe_leaves_out_what_the_model_does_not_have(corpus, capsys, folder):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "steps": 5}})
+    recipe = ("--exp", "hf-fresh:tiny", "--recipe", "modern", "--max-steps", 1)
+    said = " ".join(run(capsys, *recipe, code=75).split())
+    assert "the lowest loss for the same time; optimizer muon, lr 0.003, lr_width 256" in said
+    assert "; left out, as hf-fresh:tiny has no such setting: dropout; typed: " in said
+    assert "has no setting 'dropout'" in run(capsys, *recipe, "--dropout", 0.1, "--model", "other", code=2)
+
+
+def test_a_tokenizer_whose_ids_are_other_tokens_is_refused(corpus, capsys, folder):
+    write_plan(corpus, {"$tokenizer": "bytes", **PLAN})
+    said = run(capsys, "--exp", "hf:tiny", code=2)
+    assert "experiment hf:tiny: its weights are for its own tokenizer, and 257 of the 257 ids of bytes are other tokens there" in said
+    assert "--exp hf-fresh:tiny" in said
+    assert "--initial-model tiny" in said
+    run(capsys, "--exp", "hf-fresh:tiny", "--max-steps", 1, code=75)
+    shutil.copytree(folder, "copy")
+    run(capsys, "--exp", "hf:tiny", "--tokenizer", "copy", "--max-steps", 1, code=75)
+    (folder / "tokenizer.json").unlink()
+    assert "WARNING: experiment hf:tiny: has no tokenizer, so tokens of copy are those of the same ids." in \
+        run(capsys, "--exp", "hf:tiny", "--tokenizer", "copy", "--max-steps", 1, "--model", "other", code=75)

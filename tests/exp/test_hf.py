@@ -13,6 +13,7 @@ from lmplay.errors import UserError
 from lmplay.exp import build_model, get_experiment
 from lmplay.exp.hf import open_source, read_own_weights
 from lmplay.modules.cache import KeyValueCache
+from lmplay.optim.optimizers import build_optimizers
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"vocab_size": 70, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
@@ -124,3 +125,11 @@ def test_what_cannot_be_a_model_is_refused_in_a_line(tmp_path):
         build_model(get_experiment("hf:x"), vocab_size=8, context_len=16, config={"model_type": "nothing"})
     with pytest.raises(UserError, match="a model of type t5 cannot be built"):
         build_model(get_experiment("hf:x"), vocab_size=8, context_len=16, config={"model_type": "t5"})
+
+
+def test_a_scaled_head_is_a_head_for_muon():
+    model = build("granite")
+    matrices = {id(parameter) for group in build_optimizers("muon", model, 0.01).members["matrices"].param_groups for parameter in group["params"]}
+    assert id(model.causal.lm_head.weight) not in matrices
+    assert id(model.causal.model.layers[0].mlp.input_linear.weight if hasattr(model.causal.model.layers[0].mlp, "input_linear")
+              else model.causal.model.layers[0].mlp.up_proj.weight) in matrices

@@ -47,6 +47,20 @@ def test_an_optimizer_of_which_it_is_not_known_is_refused():
     optimizers_of(stage_of(optimizer="sgd", lr_width=32), model_of(32))
 
 
+def test_the_width_is_that_of_any_head_with_a_weight():
+    class Scaled(nn.Linear):
+        def linear_terms(self) -> None:
+            return None
+
+    model = model_of(32)
+    model.head = Scaled(32, 64)
+    assert width_ratio(stage_of(lr_width=64), model) == 2
+    model.head = nn.Sequential(nn.Linear(32, 64))
+    with pytest.raises(UserError, match="lr_width: the model's head has no weight, so its width is not known; leave it out, or give --lr-width 0"):
+        width_ratio(stage_of(lr_width=64), model)
+    assert width_ratio(stage_of(), model) == 1
+
+
 def loss_with(model: nn.Module, stage: StageSettings, lr: float, tokens: torch.Tensor) -> float:
     """Train as a recipe does, over a fixed text; the mean loss of the last steps."""
     optimizers, places, losses = optimizers_of(stage, model), torch.Generator().manual_seed(1), []

@@ -68,7 +68,7 @@ def test_without_a_recipe_nothing_changes():
     plan, used = load(stage(lr=1.0)), settings(lr=0.1)
     assert follow_recipe(used, plan) == (used, plan)
     assert keep_written(plan, {}, {}) is plan
-    assert recipe_in_words(used, plan, "gpt2ish") is None
+    assert recipe_in_words(used, plan, "gpt2ish", {}) is None
 
 
 def test_a_recipe_that_does_not_go_with_a_stage_is_refused_in_a_line():
@@ -107,7 +107,7 @@ def test_the_warmup_is_that_of_the_recipe(name):
 
 def test_the_banner_says_what_and_why():
     used, plan = follow(stage(), recipe="slow", lr=0.5)
-    said = recipe_in_words(used, plan, "modern")
+    said = recipe_in_words(used, plan, "modern", {"dropout": plan.model.dropout})
     assert said.startswith(f"slow: {RECIPES['slow'].why}; exp modern, dropout {RECIPES['slow'].model['dropout']}, optimizer muon, lr_width 256, "
                            "lr_schedule linear from 0.1")
     assert f"ema {RECIPES['slow'].ema}" in said
