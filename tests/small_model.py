@@ -8,9 +8,9 @@ from lmplay.exp.gpt2ish import GPT2ish
 from lmplay.optim.set import OptimizerSet
 
 
-def small(tied: bool = True) -> GPT2ish:
+def small(tied: bool = True, width: int = 16) -> GPT2ish:
     torch.manual_seed(0)
-    return GPT2ish(vocab_size=40, context_len=12, num_blocks=2, embed_dim=16, num_heads=2, tied_head=tied)
+    return GPT2ish(vocab_size=40, context_len=12, num_blocks=2, embed_dim=width, num_heads=2, tied_head=tied)
 
 
 def give_gradients(model: nn.Module, seed: int) -> None:

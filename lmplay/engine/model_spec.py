@@ -227,8 +227,8 @@ def _check_ids(tokenizer: Tokenizer, source: str, say: Callable[[str], None]) ->
         return
     if others := [number for number in differing_ids(tokenizer, own) if number < own.vocab_size]:  # beyond them are rows that mean nothing yet
         raise UserError(f"experiment {WITH_WEIGHTS}:{source}: its weights are for its own tokenizer, and {len(others):,} of the {tokenizer.vocab_size:,} ids "
-                        f"of {tokenizer.name} are other tokens there. Leave --tokenizer and $tokenizer out; or start with fresh weights, --exp hf-fresh:{source}; "
-                        f"or let --initial-model {source} find the rows of the same tokens, where it can read that kind of model.")
+                        f"of {tokenizer.name} are other tokens there. Leave --tokenizer and $tokenizer out; or start with fresh weights, --exp "
+                        f"hf-fresh:{source}; or let --initial-model {source} find the rows of the same tokens, where it can read that kind of model.")
 
 
 def make_tokenizer(settings: Settings, plan: Plan, stage_data: Sequence[StageData]) -> Tokenizer:

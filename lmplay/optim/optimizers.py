@@ -67,7 +67,8 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     :param rules: for parameters that are updated otherwise.
     :param ema: decay of the average of the weights that is kept; 0 = none.
     :return: one part by the name `main`, or several by the words for their parameters; those of a rule have its name as well.
-    :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, or the rules do not fit the model.
+    :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, the rules do not fit the model, or
+        one keeps an average besides that of `ema`.
     """
     followed = follow_rules(model, rules)
     ruled, own = set().union(*followed), list(adapter_parameters(model).values())
@@ -79,6 +80,9 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
                                 by_name, (settings or {}) if same else {}, among):
             if any(group["params"] for group in part.optimizer.param_groups):
                 parts[f"{key} {rule.name}"] = part._replace(lr_factor=part.lr_factor * rule.lr, weight_decay=rule.weight_decay, takes_options=same)
+    averaging = [type(part.optimizer).__name__ for part in parts.values() if hasattr(part.optimizer, "eval")]
+    if ema and averaging:
+        raise UserError(f"ema {ema:g}: {averaging[0]} keeps an average of its own, and there is one of each weight; give --ema 0, or take another optimizer.")
     return OptimizerSet(name, parts, settings or {}, WeightAverage(own or model.parameters(), ema) if ema else None)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import UserError
 from .load import plan_from_json
+from .names import CODE, OPTIMIZERS, optimizer_row
 from .options import FLAGS
 from .recipes import RECIPES
 from .schedule_keys import LENGTHS
@@ -30,7 +31,10 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
     recipe, written = RECIPES[settings.recipe], plan.to_json()
     for number, stage in enumerate(plan.stages):
         length = {"epochs": recipe.epochs} if recipe.epochs is not None and stage.length == _WITHOUT_LENGTH else {}
-        written["stages"][number] |= recipe.stage | length
+        optimizers = [settings.optimizer if "optimizer" in settings.explicit else recipe.stage["optimizer"]["name"],
+                      *(rule.kind for rule in stage.optimizer_rules or () if rule.kind is not None)]
+        known = all(map(_depends_on_width, optimizers))
+        written["stages"][number] |= {key: value for key, value in recipe.stage.items() if key != "lr_width" or known} | length
         written["stages"][number].pop("share_of_plan", None)  # the recipe has a schedule for each stage
     model = written.get("model", {}) | recipe.model
     before = settings.experiment(plan)
@@ -42,6 +46,12 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
     if "ema" not in settings.explicit:
         settings = replace(settings, ema=recipe.ema)
     return settings, plan_from_json(written, f"--recipe {settings.recipe}")
+
+
+def _depends_on_width(optimizer: str) -> bool:
+    """Tell whether it is known how the learning rate of an optimizer depends on the width; True for one that there is not, which is refused later."""
+    there_is = optimizer in OPTIMIZERS or CODE.fullmatch(optimizer) is not None
+    return not there_is or all(member.width_power is not None for member in optimizer_row(optimizer).members)
 
 
 def with_sizes(plan: Plan, sizes: dict[str, Any], tokens: int | None = None) -> Plan:

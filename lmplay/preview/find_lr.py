@@ -83,8 +83,11 @@ def find_lr(settings: Settings, plan: Plan, path: Path, say: Callable[[str], Non
     freeze(device_model.raw, stage.stage, ahead.settings)
     fresh = {name: value.detach().clone() for name, value in device_model.raw.state_dict().items()}
 
+    scale = runtime.scaler.state_dict()
+
     def run(lr: float) -> ShortRun:
         device_model.raw.load_state_dict(fresh)
+        runtime.scaler.load_state_dict(scale)
         seed_everything(ahead.settings.seed)
         found = _train(device_model, stage, batches, lr)
         say(f"lr {lr:.3g}: " + (f"diverged after {len(found.losses)} steps" if found.diverged else f"loss {found.loss:.4f}"))

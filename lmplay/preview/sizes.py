@@ -44,8 +44,8 @@ _FAR = 0.25
 _TRAINING_SHARE = 0.9
 # The smallest size that is measured, and the factor between two.
 _FIRST, _FACTOR = 500_000, 2.0
-# Pieces that are timed at once.
-_PIECES = 4
+# Pieces that are timed at once, and how often: one disturbed step shall not decide.
+_PIECES, _TIMES = 4, 3
 
 
 class Size(NamedTuple):
@@ -217,7 +217,7 @@ class _Stopwatch:
         stage = resolve_stage(settings, self._stage, spec.args["context_len"]).at_mean(in_steps=False)
         module = spec.build(self._sizes._vocab_size).to(self._runtime.device)
         model = DeviceModel(module, self._runtime.wrap(module, spec.args["context_len"], lambda said: None), self._runtime)
-        timer = Timer(model, optimizers_of(stage, module))
+        timer = Timer(model, optimizers_of(stage, module), _TIMES)
         objective = load_objective(stage.objective, stage.objective_settings)
         count = whole_units(min(_PIECES, stage.batch_size), objective)
         tokens = np.random.default_rng(0).integers(0, self._sizes._vocab_size, (count, stage.context_len))

@@ -7,8 +7,10 @@ import pytest
 import torch
 from small_model import give_gradients, small, train
 
+from lmplay.errors import UserError
 from lmplay.optim.freeze import apply_freeze
 from lmplay.optim.optimizers import build_optimizers
+from lmplay.plan.training_keys import OptimizerRule
 
 
 def test_it_is_that_of_a_float64_loop() -> None:
@@ -46,7 +48,7 @@ def test_schedule_free_gives_its_average() -> None:
         torch.testing.assert_close(optimizers.averages()[parameter].double(), x[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "ema"), [("adamw", 0.9), ("schedulefree", 0.0), ("schedulefree", 0.9), ("sgd", 0.0)])
+@pytest.mark.parametrize(("name", "ema"), [("adamw", 0.9), ("schedulefree", 0.0), ("sgd", 0.0)])
 def test_a_look_at_the_averages_changes_no_bit(name: str, ema: float) -> None:
     model, other = small(), small()
     optimizers, plain = (build_optimizers(name, one, 0.01, ema=ema) for one in (model, other))
@@ -59,6 +61,13 @@ def test_a_look_at_the_averages_changes_no_bit(name: str, ema: float) -> None:
             assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items()) == (is_averaged and step > 0)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+
+def test_a_second_average_is_refused() -> None:
+    rules = [OptimizerRule(match="blocks.*", kind="schedulefree")]
+    for name, more in (("schedulefree", {}), ("adamw", {"rules": rules})):
+        with pytest.raises(UserError, match=r"ema 0\.9: AdamWScheduleFree keeps an average of its own, .*; give --ema 0, or take another optimizer"):
+            build_optimizers(name, small(), 0.01, ema=0.9, **more)
 
 
 def test_frozen_weights_keep_their_average_and_a_skipped_step_changes_none() -> None:

@@ -248,6 +248,20 @@ def test_fused_agrees_with_the_plain_kernel(name: str) -> None:
         torch.testing.assert_close(one, two)
 
 
+def test_quantized_state_leads_nearly_where_that_of_adamw_does() -> None:
+    model, other = small(width=32), small(width=32)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    quantized, plain = (build_optimizers(name, one, 0.01, 0.1) for name, one in (("adamw8bit", model), ("adamw", other)))
+    train(model, quantized, range(8))
+    train(other, plain, range(8))
+    state = quantized.members["main"].state
+    found = {name for name, parameter in model.named_parameters() if state[parameter]["state1"].dtype == torch.uint8}
+    assert found == {name for name, parameter in start.items() if parameter.numel() >= 4096} != set()
+    for name, parameter in other.named_parameters():
+        difference = (model.get_parameter(name) - parameter).norm() / (parameter - start[name]).norm()
+        assert (1e-4 < difference < 0.1) if name in found else difference < 1e-4, (name, difference)
+
+
 def test_unknown_optimizer() -> None:
     with pytest.raises(UserError, match=rf"--optimizer adamww: .*Did you mean 'adamw'\? There are: {', '.join(OPTIMIZERS)}\."):
         build_optimizers("adamww", small(), 0.01)

@@ -64,6 +64,18 @@ def test_what_is_typed_wins_and_the_plan_does_not():
     assert follow({"$model": {"exp": "hf:somebody/model"}, **stage()}, recipe="modern")[1].model.exp == "hf:somebody/model"
 
 
+def test_the_width_is_left_out_for_an_optimizer_of_which_the_rule_is_not_known():
+    def width(raw, **typed):
+        used, plan = follow(raw, recipe="modern", **typed)
+        return resolve_stage(used, plan.stages[0], 256).lr_width
+
+    rules = {"$optimizer": [{"match": "head.*", "kind": "sgd"}], **stage()}
+    assert [width(stage(), optimizer=name) for name in ("sgd", "adafactor", "torch.optim:NAdam")] == [0, 0, 0]
+    assert width(rules) == 0
+    assert width(stage()) == width(stage(), optimizer="adamw") == RECIPES["modern"].stage["lr_width"]
+    assert width(stage(), optimizer="sgd", lr_width=128) == 128  # what is typed is refused, later
+
+
 def test_without_a_recipe_nothing_changes():
     plan, used = load(stage(lr=1.0)), settings(lr=0.1)
     assert follow_recipe(used, plan) == (used, plan)

@@ -11,6 +11,7 @@ from helpers import sentences, train, train_plan, write_plan, write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmplay.preview import find_lr
 from lmplay.preview.find_lr import ShortRun, search, suggest, table
 
 
@@ -74,6 +75,20 @@ def test_short_runs_find_a_better_rate_and_leave_nothing_behind(folder, capsys):
     assert [rows[lr] for lr in common] == [others[lr] for lr in common]
 
 
+def test_every_try_begins_with_the_same_scale_of_gradients(folder, capsys, monkeypatch):
+    write_plan(folder, {"one": {"dataset": "rows.jsonl", "samples": 80}})
+    train_it, scales = find_lr._train, []
+
+    def note(model, *others):
+        scales.append(model.runtime.scaler.get_scale())
+        return train_it(model, *others)
+
+    monkeypatch.setattr(find_lr, "_train", note)
+    monkeypatch.setattr(find_lr, "_MOST_AWAY", 1)
+    train_plan(capsys, "--find-lr", "lr.png", "--amp", "float16", "--amp-init-scale", 2.0 ** 40)
+    assert scales == [2.0 ** 40] * 3
+
+
 def test_a_rate_that_diverges_ends_its_run(folder, capsys):
     write_plan(folder, {"one": {"dataset": "rows.jsonl", "samples": 80, "optimizer": "sgd"}})
     said = train_plan(capsys, "--find-lr", "lr.png", "--lr", 1000)
@@ -83,8 +98,6 @@ def test_a_rate_that_diverges_ends_its_run(folder, capsys):
 
 
 def test_a_stop_in_the_middle_leaves_nothing(folder, capsys, monkeypatch):
-    from lmplay.preview import find_lr
-
     original, count = find_lr.train_step, itertools.count(1)
 
     def step_and_signal(*arguments):

@@ -3,15 +3,20 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from helpers import compare_runs, load, main, sentences, write_plan, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmplay.data.batcher import Batch
+from lmplay.engine.batches import TrainBatch
 from lmplay.engine.model_spec import ModelSpec
 from lmplay.errors import UserError
 from lmplay.exp import get_experiment, own_defaults
+from lmplay.preview import check_plan
 from lmplay.preview import sizes as sizes_module
 from lmplay.preview.sizes import Sizes, for_time
 
@@ -133,6 +138,21 @@ def test_a_size_is_measured_with_steps_of_the_stage(folder, capsys):
     speed = float(re.search(r" ([\d,]+) +[\d.]+k? +[\d.]+ +chosen", said).group(1).replace(",", ""))
     assert 10 < speed < 1e8
     assert not (folder / "out_gpt" / "m.lmp").exists()
+
+
+def test_one_slow_step_does_not_change_what_is_measured(monkeypatch):
+    clock = iter([1.0, 30.0, 1.0, 3.0, 90.0, 3.0])  # of updates, then of steps
+    now = [0.0]
+
+    def work(*_, **__):
+        now[0] += next(clock)
+
+    monkeypatch.setattr(check_plan, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    warmed = iter([lambda *_, **__: None])
+    monkeypatch.setattr(check_plan, "train_step", lambda *_, **__: next(warmed, work)())
+    timer = check_plan.Timer(SimpleNamespace(runtime=SimpleNamespace(device=torch.device("cpu"))), SimpleNamespace(step=work), times=3)
+    timer.time(None, TrainBatch(Batch([], {}), [SimpleNamespace(n_slots=4)], 0, [], range(0)))
+    assert (timer.seconds_per_update, timer.seconds_per_slot) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(("flags", "words"), [
