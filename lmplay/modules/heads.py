@@ -9,6 +9,12 @@ from ..errors import UserError
 from .norms import RMSNorm
 
 
+def head_parameters(model: nn.Module) -> set[int]:
+    """Give the ids of the parameters of a model's head, if it has one; its weight may be a parameter of another module."""
+    head = getattr(model, "head", None)
+    return {id(parameter) for parameter in [*head.parameters(), getattr(head, "weight", None)]} if head is not None else set()
+
+
 class LinearTerms(NamedTuple):
     """What an objective needs to know of a head to compute its cross-entropy a chunk at a time."""
 

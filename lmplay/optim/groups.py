@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..modules.adapters import PART, adapter_parameters
+from ..modules.heads import head_parameters
 from ..plan.training_keys import OptimizerRule
 from .freeze import no_match
 
@@ -33,9 +34,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, which: str = "all", 
     if which not in PARAMETERS:
         raise ValueError(f"parameters '{which}': allowed is one of {', '.join(PARAMETERS)}")
     spared = {id(parameter) for parameter in _spared(model, by_name)}
-    owner = getattr(model, "head", None)
-    # the weight of a head may be a parameter of another module
-    head = {id(parameter) for parameter in owner.parameters()} | {id(getattr(owner, "weight", None))} if owner is not None else set()
+    head = head_parameters(model)
     mine = [parameter for parameter in model.parameters() if (among is None or id(parameter) in among)
             and (which == "all" or (which == "matrices") == (parameter.ndim == 2 and id(parameter) not in spared and id(parameter) not in head))]
     decaying = [parameter for parameter in mine if id(parameter) not in spared]

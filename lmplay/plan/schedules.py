@@ -152,6 +152,21 @@ class Chain:
         values = [self.at((number + 0.5) / _MEAN_OF) for number in range(_MEAN_OF)]
         return harmonic_mean(values) if harmonic else math.fsum(values) / len(values)
 
+    def cut_short(self, totals: Mapping[str, float | None]) -> list[str]:
+        """Describe the parts before the rest that end before they have reached their length, or never begin.
+
+        :param totals: the `steps`, `samples` and `tokens` of the whole stage; None = unknown.
+        """
+        found, end = [], 0.0
+        for part in self.parts[:self._n_leading]:
+            total = 1.0 if part.unit == _SHARE else totals[part.unit]
+            if total is None:
+                break
+            end += part.length / total
+            if end > self._ends[0] + _ROUNDING:
+                found.append(part.in_words())
+        return found
+
     def judged(self, place: Place, loss: float) -> Place:
         """Take note of a validation.
 

@@ -155,7 +155,8 @@ def _check_stage(settings: Settings, stage: OpenStage, view: StageView, timer: T
         once = 1.0 if per_epoch is None else min(1.0, per_epoch * measured.share_of_samples / estimate["samples"])
         trained["teacher_bytes"] = file_bytes(stage.objective.teaching, view.tokenizer.vocab_size, round(once * estimate["tokens"]))
     length = {unit: estimate[unit] for unit in ("samples", "tokens", "steps", "seconds")}
-    return {**estimate, **trained, "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
+    return {**estimate, **trained, "cut_short": stage.settings.lr_schedule.cut_short(length),
+            "evaluate": check_sets(settings, stage, view, model, grouping, length), **_compare(stage.data),
             "first_samples": [sample_as_json(view, sample, _PIECES_SHOWN if sample.rejected is None else None)
                               for _, sample in sorted(measured.first_samples.items())]}
 

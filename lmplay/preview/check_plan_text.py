@@ -43,6 +43,7 @@ def _stage_lines(stage: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tokens", _count(stage["tokens"]) + (f" ± {stage['tokens_error']:.1%}" if stage["tokens_error"] else "")
     yield "steps", f"{_count(stage['steps'])}, padding {stage['padding_share']:.1%}"
     yield "time", _time(stage["seconds"])
+    yield from (("lr_schedule", f"{part}: the stage is too short for it") for part in stage["cut_short"])
     if "teacher_bytes" in stage:
         yield "teacher", f"what it says of the tokens takes about {bytes_in_words(stage['teacher_bytes'])} in the output folder"
     for one in stage["evaluate"]:

@@ -8,12 +8,16 @@ from torch import nn
 
 from ..engine.adapting import in_words, tried
 from ..engine.model_spec import tokenizer_name
-from ..engine.opening import Outline, outline
+from ..engine.opening import Outline, freeze, outline
 from ..exp import get_experiment, own_defaults
+from ..modules.heads import head_parameters
 from ..optim.optimizers import optimizers_of
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..tokenizer import load_tokenizer, trained_size
+
+# Frozen parameters that are named.
+_NAMES = 4
 
 
 def describe(settings: Settings, plan: Plan) -> str:
@@ -27,12 +31,16 @@ def describe(settings: Settings, plan: Plan) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
     works = {stage.name: ahead.stage_settings(stage) for stage in plan.stages}
-    states, adapters = dict[str, int](), dict[str, str]()
-    for name, work in works.items():
+    states, adapters, frozen = dict[str, int](), dict[str, str](), dict[str, str]()
+    for stage, (name, work) in zip(plan.stages, works.items(), strict=True):
         with tried(model, work):
             states[work.optimizer if work.adapter is None else f"{work.optimizer} in {name}"] = optimizers_of(work, model).state_bytes()
             if work.adapter is not None:
                 adapters[name] = in_words(work.adapter, model)
+            elif names := freeze(model, stage, settings):
+                count = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+                frozen[name] = f"{count:,} parameters ({count / total:.1%}): {', '.join(names[:_NAMES])}{', …' * (len(names) > _NAMES)}"
+                model.requires_grad_(True)
     origin = f", as in {ahead.found.path}" if ahead.found is not None else ""
     used = {**own_defaults(get_experiment(spec.experiment)), **spec.args}
     lines = [str(model), "", f"experiment {spec.experiment}, vocabulary {vocab_size:,}{origin}",
@@ -42,6 +50,7 @@ def describe(settings: Settings, plan: Plan) -> str:
     lines += [f"  {name:<24}{size / 2**20:>13,.1f} MiB" for name, size in
               (("weights", n_bytes), ("gradients", n_bytes), *((f"state of {kind}", state) for kind, state in states.items()))]
     lines += ["", "adapters", *(f"  {name}: {said}" for name, said in adapters.items())] if adapters else []
+    lines += ["", "frozen", *(f"  {name}: {said}" for name, said in frozen.items())] if frozen else []
     lines += ["", "a step"]
     for name, work in works.items():
         tokens = work.batch_size * work.context_len
@@ -66,7 +75,7 @@ def _count_parts(model: nn.Module) -> Counter[str]:
 
 def _lookup_only(model: nn.Module) -> int:
     """Count the weights that are looked up and never multiplied: embeddings that are not also the head's."""
-    head = {id(parameter) for parameter in model.get_submodule("head").parameters()}
+    head = head_parameters(model)
     embeddings = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
     return sum(weight.numel() for weight in embeddings if id(weight) not in head)
 

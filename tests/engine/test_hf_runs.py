@@ -95,6 +95,17 @@ def test_a_recipe_leaves_out_what_the_model_does_not_have(corpus, capsys, folder
     assert "has no setting 'dropout'" in run(capsys, *recipe, "--dropout", 0.1, "--model", "other", code=2)
 
 
+def test_size_and_what_is_frozen_are_described(corpus, capsys, folder):
+    write_plan(corpus, {"one": {**PLAN["one"], "freeze": ["causal.model.layers.0.*", "causal.model.embed_tokens.*"]}, "two": PLAN["one"]})
+    said = " ".join(run(capsys, "--exp", "hf:tiny", "--describe").split())
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    count = sum(parameter.numel() for part in (model.model.embed_tokens, model.model.layers[0]) for parameter in part.parameters())
+    assert f" all {total:,} memory" in said
+    assert f" frozen one: {count:,} parameters ({count / total:.1%}): causal.model.embed_tokens.weight, causal.model.layers.0." in said
+    assert "two: " not in said.partition(" frozen ")[2].partition(" a step ")[0]
+
+
 def test_a_tokenizer_whose_ids_are_other_tokens_is_refused(corpus, capsys, folder):
     write_plan(corpus, {"$tokenizer": "bytes", **PLAN})
     said = run(capsys, "--exp", "hf:tiny", code=2)

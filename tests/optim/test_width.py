@@ -13,7 +13,7 @@ from lmplay.plan.load import plan_from_json
 from lmplay.plan.recipes import RECIPES
 from lmplay.plan.settings import Settings, StageSettings, resolve_stage
 
-CONTEXT, STEPS, BATCH = 32, 40, 16
+CONTEXT, STEPS, BATCH = 32, 24, 8
 
 
 def stage_of(**keys) -> StageSettings:
@@ -21,9 +21,9 @@ def stage_of(**keys) -> StageSettings:
     return resolve_stage(Settings(), plan.stages[0], CONTEXT)
 
 
-def model_of(width: int, exp: str = "modern") -> nn.Module:
+def model_of(width: int, exp: str = "modern", num_blocks: int = 2) -> nn.Module:
     torch.manual_seed(0)
-    return build_model(get_experiment(exp), vocab_size=64, context_len=CONTEXT, num_blocks=2, embed_dim=width, num_heads=width // 16, dropout=0.0)
+    return build_model(get_experiment(exp), vocab_size=64, context_len=CONTEXT, num_blocks=num_blocks, embed_dim=width, num_heads=width // 16, dropout=0.0)
 
 
 @pytest.mark.parametrize(("optimizer", "matrices"), [("adamw", 0.25), ("muon", 0.5)])
@@ -87,10 +87,14 @@ def test_the_best_learning_rate_carries_over_widths():
         text += [words[word], torch.zeros(1, dtype=torch.int64)]
         word = int(follows[word, choice])
     tokens = torch.cat(text)
-    best = {}
-    for width in (32, 128):
-        stage = stage_of(weight_decay=RECIPES["modern"].stage["weight_decay"], optimizer="adamw", lr_width=32)
-        rates = [0.008, 0.016, 0.032, 0.064, 0.128]
-        losses = [loss_with(model_of(width), stage, lr, tokens) for lr in rates]
-        best[width] = rates[losses.index(min(losses))]
-    assert 0.5 <= best[128] / best[32] <= 2, best
+    decay, rates = RECIPES["modern"].stage["weight_decay"], [0.032, 0.064, 0.128, 0.256]
+
+    def losses(width: int, rates: list[float], lr_width: int) -> dict[float, float]:
+        stage = stage_of(weight_decay=decay, optimizer="muon", lr_width=lr_width)
+        return {lr: loss_with(model_of(width, num_blocks=1), stage, lr, tokens) for lr in rates}
+
+    narrow, wide = losses(64, rates, 64), losses(256, rates, 64)
+    best, of_wide = (min(found, key=found.__getitem__) for found in (narrow, wide))
+    assert 0.5 <= of_wide / best <= 2, (narrow, wide)
+    plain = losses(256, [best / 2, best], 0)  # without the width it moves down
+    assert plain[best / 2] < plain[best] > wide[best], (plain, wide)

@@ -7,6 +7,7 @@ from helpers import TINY, sentences, write_plan, write_rows
 from older import OLDER, write_data
 
 from lmplay.errors import UserError
+from lmplay.preview.check_plan_text import to_text
 from lmplay.train.__main__ import main
 
 
@@ -70,6 +71,16 @@ def test_a_length_in_tokens_is_estimated_with_what_the_last_sample_has_beyond_it
     stage = check(capsys, plan, tmp_path / "out")["stages"][0]
     assert stage["tokens"] - 100_000 == pytest.approx(sum(found) / len(found), rel=0.3)
     assert 0 < stage["tokens_error"] < 0.003
+
+
+def test_parts_of_a_schedule_that_the_stage_has_no_room_for_are_told(capsys, tmp_path):
+    rows = write_rows(tmp_path / "a.jsonl", [{"text": sentences(2)}] * 30)
+    parts = [{"name": "linear", "from": 0, "steps": 2}, {"name": "cosine", "steps": 40}, {"name": "constant", "steps": "rest"},
+             {"name": "linear", "to": 0, "samples": "20%"}]
+    plan = write_plan(tmp_path, {"one": {"dataset": str(rows), "samples": 40, "lr_schedule": parts}, "two": {"dataset": str(rows), "samples": 40}})
+    found = check(capsys, plan, tmp_path / "out")
+    assert [stage["cut_short"] for stage in found["stages"]] == [["cosine to 0.1 (40 steps)"], []]
+    assert [line for line in to_text(found).splitlines() if "lr_schedule" in line] == ["   lr_schedule cosine to 0.1 (40 steps): the stage is too short for it"]
 
 
 def test_skipped_rows_are_shown_and_are_no_samples(capsys, tmp_path, monkeypatch):
