@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..exp import build_model, get_experiment
+from ..data.chat import PLAIN_TEMPLATE, choose_template
+from ..exp import build_model, get_experiment, split_name
 from ..exp.folding import for_use
 from ..modules.adapters import adapter_state, drop_adapter, merge_adapter
 from ..plan.settings import AdapterSettings
@@ -34,6 +35,14 @@ class Trained:
     """The components `curriculum` and `runner` of the file; empty where it holds weights alone."""
     averaged: bool
     """Whether the weights are the averages that the run keeps of them."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """How chats are written, for other programs: as the newest chats of the training data; of a model of transformers, where there were none, its own."""
+        chats = [source.get("chat") for stage in self.forms.values() for source in stage if source["form"] == "chat"]
+        if not chats:
+            return self.tokenizer.chat_template if split_name(self.experiment)[1] else None
+        return choose_template(chats[-1], self.tokenizer.chat_template) or PLAIN_TEMPLATE
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -65,6 +65,16 @@ def write_out(turns: Sequence[Turn], template: str | None, end_text: str, begin_
         parts = _join_spaces(parts)
     first = next(number for number, part in enumerate(parts) if part.learned)
     return parts[:first], parts[first:]
+
+
+def write_text_of(messages: Sequence[Mapping[str, str]], template: str, end_text: str, begin_text: str, asks: bool) -> str:
+    """Write a chat out as one text, as transformers does: special tokens in what is said look like those of the template.
+
+    :param messages: each with `role` and `content`.
+    :param asks: the text ends where an answer begins; else the last message is the beginning of the answer.
+    :raises NotRendered: when the template does not write these messages.
+    """
+    return render(_TODAY + template, messages, eos_token=end_text, bos_token=begin_text, add_generation_prompt=asks, continue_final_message=not asks)
 
 
 def _join_spaces(parts: list[Part]) -> list[Part]:

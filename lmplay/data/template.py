@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ _renderer = _Renderer()
 atexit.register(_renderer.end)
 
 
-def render(template: str, messages: list[dict[str, str]], **values: str) -> str:
+def render(template: str, messages: Sequence[Mapping[str, str]], **values: str | bool) -> str:
     """Render a chat template as `transformers` does, within limits of time, memory and length.
 
     :param template: in Jinja.
@@ -74,7 +75,7 @@ def render(template: str, messages: list[dict[str, str]], **values: str) -> str:
     :return: what it writes.
     :raises NotRendered: when it raises something, or is beyond the limits.
     """
-    return _renderer.ask({"template": template, "messages": messages, "values": values})
+    return _renderer.ask({"template": template, "messages": list(messages), "values": values})
 
 
 def _exchange(process: subprocess.Popen[bytes], question: bytes) -> tuple[bytes, bool]:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..checkpoints.lock import Name, NameLock
 from ..command_line import Parser, run_program
 from ..data.samples import FORMS
 from ..errors import UserError, printable
 from ..files import check_folder, write_text
 from ..plan.settings import Settings
-from ..stats.evaluations import add_evaluation, read_evaluations
+from ..stats.evaluations import add_evaluation, evaluations_file, read_evaluations
 
 if TYPE_CHECKING:
     from .models import Judged, Place
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .sets import DataSet
     from .windows import Reading
 
+# Seconds to wait for another lmp_eval that writes to the file of evaluations, which takes it a moment.
+_PATIENCE = 60
 # What is judged of a model on one data set.
 Judge = Callable[["Judged"], "list[Result]"]
 
@@ -42,7 +45,7 @@ def _parser() -> Parser:
                     description="Evaluate one or several models on data sets, and say which is better and whether the difference is more than noise.\n\n"
                     "SOURCE is a data set as in a plan: a file, a folder, a name of the hub, builtin:tales, or a source object in JSON. NAME=SOURCE names it.")
     what, how = parser.add_argument_group("what is judged"), parser.add_argument_group("how")
-    written = parser.add_argument_group("texts of --answers")
+    written, shots = parser.add_argument_group("texts of --answers"), parser.add_argument_group("prompts of --tasks")
     parser.add_argument("models", metavar="MODEL", nargs="*", help="a model file (.lmp), its name in --out-dir, a state of it (mine.best, mine.STAGE), a "
                         "folder that lmp_export or transformers has written, or hf:NAME of the hub")
     what.add_argument("--set", metavar="[NAME=]SOURCE", dest="texts", action="append", default=[],
@@ -57,6 +60,11 @@ def _parser() -> Parser:
     what.add_argument("--tasks", metavar="NAME", nargs="+", default=[],
                       help="tasks of lm-evaluation-harness (pip install 'lmplay[lm-eval]'), with spaces or commas between them")
     what.add_argument("--include-path", metavar="FOLDER", help="a folder with task files (YAML) of your own for --tasks")
+    shots.add_argument("--num-fewshot", metavar="NUMBER", type=int, help="solved examples before each question (default: as many as the task says)")
+    shots.add_argument("--apply-chat-template", action="store_true", help="write prompts as chats, with the template of the model")
+    shots.add_argument("--fewshot-as-multiturn", choices=("true", "false"),
+                       help="with --apply-chat-template: each example is a question and an answer of the chat (default: true), or all are in one question")
+    shots.add_argument("--system-instruction", metavar="TEXT", help="what comes first: the system message of a chat, else the beginning of the prompt")
     what.add_argument("--documents", metavar="NUMBER", type=int, help="read the first N documents of each set only")
     how.add_argument("--context", metavar="TOKENS", type=int,
                      help="the largest number of tokens that a token is predicted from (default: the model's context, 4096 at most)")
@@ -78,7 +86,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", metavar="FILE",
                         help="write all figures, intervals and comparisons into a JSON file as well; - = print it instead of the table")
     parser.add_argument("--no-record", action="store_true", help="do not write the figures into NAME_eval.json beside the model")
-    parser.further = {"no_record", "raw", "form", "batch_size", "stop", "extract", "seed"}
+    parser.further = {"no_record", "raw", "form", "batch_size", "stop", "extract", "seed", "fewshot_as_multiturn", "system_instruction"}
     return parser
 
 
@@ -94,6 +102,13 @@ def _check(options: argparse.Namespace) -> None:
         faults.append("--include-path: is for --tasks; give both, or leave it out.")
     elif options.include_path is not None and not Path(options.include_path).expanduser().is_dir():
         faults.append(f"--include-path {options.include_path}: there is no such folder.")
+    faults += [f"--{name.replace('_', '-')}: is for --tasks; give both, or leave it out."
+               for name in ("num_fewshot", "apply_chat_template", "fewshot_as_multiturn", "system_instruction")
+               if getattr(options, name) not in (None, False) and not options.tasks]
+    if options.num_fewshot is not None and options.num_fewshot < 0:
+        faults.append(f"--num-fewshot {options.num_fewshot}: allowed is a whole number, 0 or more.")
+    if options.fewshot_as_multiturn is not None and not options.apply_chat_template:
+        faults.append("--fewshot-as-multiturn: is for chats; give --apply-chat-template, too, or leave it out.")
     for name in ("documents", "context", "stride", "batch_size", "samples", "max_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -128,7 +143,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     device = choose_device(options.device)
     models = [open_model(label, place, options.raw, device, options.form) for label, place in places.items()]
-    _check_context(options, models)
+    _check_models(options, models)
     records = [model.place for model in models if model.place is not None and not options.no_record]
     for place in records:
         check_folder(place.folder, "folder of the model")
@@ -213,14 +228,15 @@ def _answers(data: DataSet, options: argparse.Namespace) -> Judge:
 def _tasks(options: argparse.Namespace) -> Judge:
     """Open tasks of lm-evaluation-harness."""
     try:
-        from .harness import judge_tasks, open_tasks
+        from .harness import Prompts, judge_tasks, open_tasks
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
         raise UserError("--tasks: the package lm_eval is not installed; pip install 'lmplay[lm-eval]'.") from None
     folder = None if options.include_path is None else str(Path(options.include_path).expanduser())
-    manager = open_tasks(options.tasks, folder)
-    return lambda model: judge_tasks(model, options.tasks, manager, options.documents, options.batch_size)
+    manager = open_tasks(options.tasks, folder, options.num_fewshot)
+    prompts = Prompts(options.num_fewshot, options.apply_chat_template, options.fewshot_as_multiturn != "false", options.system_instruction)
+    return lambda model: judge_tasks(model, options.tasks, manager, prompts, options.documents, options.batch_size)
 
 
 # The sets that can be given, by where their values are: their flag, and what opens one.
@@ -236,19 +252,24 @@ def _reading(options: argparse.Namespace, model: Judged) -> Reading:
     return Reading(context, options.stride or max(1, context // 2), options.batch_size)
 
 
-def _check_context(options: argparse.Namespace, models: Sequence[Judged]) -> None:
-    """Refuse a context that a model does not have."""
+def _check_models(options: argparse.Namespace, models: Sequence[Judged]) -> None:
+    """Refuse a context, or a chat template, that a model does not have."""
     faults = [f"--context {options.context}: is more than the {model.context_len:,} tokens that {model.label} reads; give {model.context_len} or less."
               for model in models if options.context and options.context > model.context_len]
     faults += [f"--stride {options.stride}: is more than the context of {model.label}, {model.usual_context:,} tokens; give {model.usual_context} or less."
                for model in models if options.stride and not options.context and options.stride > model.usual_context]
+    faults += [f"--apply-chat-template: {model.label} has no chat template, as it has learned no chats; leave the flag out." for model in models
+               if options.apply_chat_template and model.chat_template is None]
     if faults:
         raise UserError(*faults)
 
 
 def _record(place: Place | None, result: Result) -> None:
-    """Write what was found beside the run that the model is a state of."""
-    if place is not None:
+    """Write what was found beside the run that the model is a state of, while nobody else writes there."""
+    if place is None:
+        return
+    file = evaluations_file(place.folder, place.run_name)
+    with NameLock([Name(file, f"evaluations {file}", "is being written by", "--no-record leaves the file out.")]).held(_PATIENCE):
         add_evaluation(place.folder, place.run_name, place.run, {"state": place.state, "samples": place.samples, **result.to_json()})
 
 

@@ -40,7 +40,8 @@ class Place:
 class Judged:
     """A model that is judged.
 
-    `label` tells it from the others in what is said; `context_len` is the most tokens that it reads; `place` is None for a model of no run.
+    `label` tells it from the others in what is said; `context_len` is the most tokens that it reads; `place` is None for a model of no run, `chat_template`
+    (Jinja) for one that knows no chats.
     """
 
     label: str
@@ -50,6 +51,7 @@ class Judged:
     prompting: Prompting
     device: torch.device
     place: Place | None
+    chat_template: str | None = None
 
     @property
     def usual_context(self) -> int:
@@ -101,7 +103,7 @@ def _open_file(label: str, path: Path, raw: bool, device: torch.device, form: st
 
     trained = open_trained(path, raw)
     return Judged(label, trained.module, trained.tokenizer, trained.context_len, recorded(trained.tokenizer, trained.forms, form), device,
-                  _place_of(path, trained.run, raw))
+                  _place_of(path, trained.run, raw), trained.chat_template)
 
 
 def _place_of(path: Path, content: dict[str, Any], raw: bool) -> Place | None:
@@ -128,7 +130,7 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
     longest, tokenizer = foreign.longest or _MOST_CONTEXT, foreign.tokenizer
     module = foreign.build(longest)
     prompting = replace(recorded(tokenizer, _forms_of(folder), form), begin_id=foreign.begin_id)
-    return Judged(label, module.eval(), tokenizer, longest, prompting, device, None)
+    return Judged(label, module.eval(), tokenizer, longest, prompting, device, None, tokenizer.chat_template)
 
 
 def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -249,9 +249,13 @@ def read_weights(source: str, label: str, otherwise: str = "") -> dict[str, Tens
     return weights
 
 
-def read_own_weights(source: str) -> dict[str, Tensor]:
-    """Read weights by the names that they have in :class:`HuggingFace`, see :func:`read_weights`."""
-    weights = read_weights(source, f"experiment hf:{source}", f" To start with fresh weights: --exp hf-fresh:{source}.")
+def read_own_weights(source: str, label: str | None = None) -> dict[str, Tensor]:
+    """Read weights by the names that they have in :class:`HuggingFace`, see :func:`read_weights`.
+
+    :param label: what it is called in messages; None = the experiment, which may also begin with fresh weights.
+    """
+    more = f" To start with fresh weights: --exp hf-fresh:{source}." if label is None else ""
+    weights = read_weights(source, label or f"experiment hf:{source}", more)
     return {f"causal.{name}": value for name, value in weights.items()}
 
 

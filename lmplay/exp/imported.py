@@ -120,9 +120,9 @@ def open_foreign(source: str, label: str) -> Foreign:
     def build(context_len: int) -> nn.Module:
         try:
             module = build_model(get_experiment(f"hf:{source}"), vocab_size=tokenizer.vocab_size, **{**open_source(source), "context_len": context_len})
-            module.load_state_dict(read_own_weights(source))
         except UserError as error:
             raise UserError(*(f"{label}: {fault}" for fault in error.faults)) from None
+        module.load_state_dict(read_own_weights(source, label))
         return module
 
     is_ours = (folder / EXPORT_RECORD).is_file()  # which has learned texts after an end token

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -101,6 +102,14 @@ class Tokenizer:
         """The token for the beginning of a text; None where there is none."""
         ids: list[int] = self.encode_markup(self.begin_text).ids.tolist() if self.begin_text else []
         return ids[0] if len(ids) == 1 else None
+
+    @cached_property
+    def added_before(self) -> list[int]:
+        """The tokens that the files of the tokenizer put before every text; nothing here does, but who compares with other programs."""
+        if self._fast is None:
+            return []
+        found = self._fast.encode("a", add_special_tokens=True)
+        return [token for token, _ in takewhile(lambda pair: pair[1], zip(found.ids, found.special_tokens_mask, strict=True))]
 
     def encode(self, text: str) -> Encoded:
         """Turn text into tokens, without special tokens.

@@ -1,4 +1,5 @@
 """One run at a time writes to a model file."""
+import errno
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from states import MODEL
 
 from lmplay.checkpoints import lock
 from lmplay.checkpoints.lock import Lock
+from lmplay.errors import UserError
 from lmplay.train.__main__ import main
 
 
@@ -47,6 +49,37 @@ def test_a_lock_file_that_is_none_is_refused_and_left_alone(again, run, tmp_path
     assert target.exists() == (kind != "dangling link")
     assert kind == "dangling link" or target.read_text() == "precious\n"
     assert os.path.lexists(place)
+
+
+def test_who_is_patient_waits_for_a_lock(tmp_path):
+    program = ("import sys; from pathlib import Path; from lmplay.checkpoints.lock import Lock\n"
+               f"Lock(Path({str(tmp_path / 'm.lmp')!r})).take(); print(flush=True); sys.stdin.readline()")
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        waiting = Lock(tmp_path / "m.lmp")
+        with pytest.raises(UserError, match=f"is being trained by process {holder.pid}"):
+            waiting.take(0.1)
+        looked = lock.time.sleep
+
+        def end(seconds):
+            holder.stdin.close()
+            looked(seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lock.time, "sleep", end)
+            with waiting.held(60):
+                assert str(os.getpid()) in (tmp_path / ".m.lock").read_text()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_prevents_no_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with Lock(tmp_path / "m.lmp").held():
+        assert (tmp_path / ".m.lock").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_shorter_line_replaces_a_longer_one(tmp_path):

@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from curves import plot
 from exported import model_file
-from helpers import sentences, train, write_rows
+from helpers import ENVIRONMENT, ROOT, sentences, train, write_rows
 
 from lmplay.evaluate.command import run
 from lmplay.stats.evaluations import add_evaluation, read_evaluations
@@ -77,6 +79,38 @@ def test_the_table_the_json_and_the_report_show_them(trained, capsys):
     page = Path("report.html").read_text()
     assert "<h2>Evaluations</h2>" in page
     assert f"{loss:.4f}" in page
+
+
+ADD = """
+import sys
+from pathlib import Path
+from lmplay.evaluate.command import _record
+from lmplay.evaluate.models import Place
+from lmplay.evaluate.results import Result
+place = Place(Path("."), "mine", "run", "latest", 10)
+print(flush=True)
+sys.stdin.readline()
+for number in range(25):
+    _record(place, Result("texts", f"{sys.argv[1]} {number}", "mine", "set.jsonl", {}, {"documents": 1}, ()))
+"""
+
+
+def test_several_programs_at_once_lose_nothing(tmp_path):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    programs = [subprocess.Popen([sys.executable, "-c", ADD, name], cwd=tmp_path, text=True, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)}, **pipes)
+                for name in ("one", "two", "three")]
+    for program in programs:
+        assert program.stdout is not None
+        program.stdout.readline()  # all of them are ready
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+    for program in programs:
+        assert program.communicate(timeout=120)[1] == ""
+    sets = [one["set"] for one in read_evaluations(tmp_path, "mine")[1]]
+    assert sorted(sets) == sorted(f"{name} {number}" for name in ("one", "two", "three") for number in range(25))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine_eval.json"]
 
 
 def test_a_damaged_file_is_named_and_kept(trained, capsys):

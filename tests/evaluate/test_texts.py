@@ -275,6 +275,11 @@ def test_folders_that_are_no_whole_model_are_one_clear_line(capsys):
     config.write_text("{")
     assert "MODEL out: its config.json" in refused(capsys, "out", "--set", "rows.jsonl")
     config.write_text(said)
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:len(whole) // 2])
+    assert "MODEL out: cannot be read (SafetensorError" in (half := refused(capsys, "out", "--set", "rows.jsonl"))
+    assert "--exp" not in half  # which lmp_eval does not have
+    weights.write_bytes(whole)
     Path("out/tokenizer.json").unlink()
     assert "MODEL out: its tokenizer cannot be read" in refused(capsys, "out", "--set", "rows.jsonl")
 
