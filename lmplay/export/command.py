@@ -121,14 +121,14 @@ def _export(options: argparse.Namespace) -> None:
     if options.push is not None:
         check_name(options.push)
     from ..checkpoints.trained import open_trained
-    from .written import chat_template_of, described, made_for_transformers
+    from .written import described, made_for_transformers
 
     trained = open_trained(path, options.raw)
     model = made_for_transformers(trained, options.dtype)
     what = f"{path}{' (the average of its weights)' if trained.averaged else ''} is written as"
     if gguf is not None:
         check_model(model)
-        write_gguf(gguf, model, None if options.no_tokenizer else trained.tokenizer, gguf.stem, options.dtype, chat_template_of(trained))
+        write_gguf(gguf, model, None if options.no_tokenizer else trained.tokenizer, gguf.stem, options.dtype, trained.chat_template, options.overwrite)
         print(f"{what} {gguf}: {described(model, options.dtype)}")
     if folder is not None:
         _write_folder(folder, model, trained, options)

@@ -4,13 +4,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..checkpoints.lock import Name, NameLock
 from ..errors import UserError
-from ..files import make_folder, sync_folder
+from ..files import make_folder, put, remove_leftovers, sync_folder, temporary_name
 from ..paths import EXPORT_RECORD
 
 
@@ -38,31 +38,36 @@ def check_target(folder: Path, model: Path, overwrite: bool) -> None:
 def written_whole(folder: Path) -> Iterator[Path]:
     """Give a folder to write into, which is renamed at the end; where something fails, it is removed, and what was there before stays.
 
-    :raises UserError: when something cannot be written.
+    :raises UserError: when something cannot be written, or another process is writing there.
     """
     make_folder(folder.parent, "folder of the export")
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    aside = temporary.with_suffix(".old")
-    try:
-        yield temporary
-        _list_files(temporary)
-        for path in temporary.rglob("*"):
-            path.chmod(0o644 & ~_umask())
-            _sync(path)
-        temporary.chmod(0o755 & ~_umask())
+    with locked(folder):
+        temporary = temporary_name(folder)
         try:
-            if folder.exists():
-                folder.rename(aside)
-            temporary.rename(folder)
-        finally:  # a request to stop may come between the two, and so may an error
-            if aside.exists() and not folder.exists():
-                aside.rename(folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error}); nothing has been changed.") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    sync_folder(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+            temporary.mkdir()
+            yield temporary
+            _list_files(temporary)
+            for path in temporary.rglob("*"):
+                path.chmod(0o644 & ~_umask())
+                _sync(path)
+            put(temporary, folder)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror or error}); nothing has been changed.") from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync_folder(folder.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let no other export write to a path meanwhile, and remove what one that was killed has left of it.
+
+    :raises UserError: when another process is writing there.
+    """
+    name = Name(path.with_name(f"{path.name}.export.lmp"), str(path), "is being written by", "Wait for it, or give another name.")
+    with NameLock([name]).held():
+        remove_leftovers(path.parent, lambda left: left == path.name)
+        yield
 
 
 def write_record(folder: Path, record: dict[str, object]) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import UserError
-from ..files import NotAFile, check_folder, check_is_file, sync_folder
+from ..files import NotAFile, check_folder, check_free_bytes, check_is_file, sync_folder, temporary_name
 from ..signals import unfinished
 from ..tokenizer.byte_pairs import GPT2, SPLITS, pattern_of
 from ..tokenizer.writing import as_fast
+from .folder import locked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,41 +65,52 @@ def check_model(model: PreTrainedModel) -> None:
         raise UserError(f"--gguf: only models that lmplay has itself can be written, and {error}") from None
 
 
-def write_gguf(path: Path, model: PreTrainedModel, tokenizer: Tokenizer | None, name: str, dtype: str, chat_template: str | None = None) -> None:
+def write_gguf(path: Path, model: PreTrainedModel, tokenizer: Tokenizer | None, name: str, dtype: str, chat_template: str | None, overwrite: bool) -> None:
     """Write a model and its tokenizer into one file: first under a temporary name, synced, then renamed.
 
     :param model: one that :func:`check_model` takes, in float32.
     :param tokenizer: None = the file has none.
     :param name: of the model.
     :param dtype: of matrices; vectors, and the table of positions, are float32.
-    :raises UserError: when the file cannot be written, or the tokenizer has no form in it.
+    :param overwrite: a file that is there may be replaced.
+    :raises UserError: when the file cannot be written, is being written, or the tokenizer has no form in it.
     """
     import gguf
 
-    architecture = _ARCHITECTURES[str(model.config.model_type)][0]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    writer = gguf.GGUFWriter(temporary, architecture)
+    temporary = temporary_name(path)
+    writer = gguf.GGUFWriter(temporary, _architecture(model.config)[0])
     _add_settings(writer, model.config, name, dtype)
     if tokenizer is None:
         writer.add_tokenizer_model("none")
     else:
-        _add_tokenizer(writer, tokenizer, model.config.vocab_size, chat_template)
+        _add_tokenizer(writer, tokenizer, model, chat_template)
     _add_weights(writer, model, dtype)
-    unfinished.add(str(temporary))
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise UserError(f"--gguf {path}: cannot be written ({error.strerror or error}).") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-        unfinished.discard(str(temporary))
+    with locked(path):
+        check_gguf(path, overwrite)  # another export may just have written it
+        unfinished.add(str(temporary))
+        try:
+            check_free_bytes(path.parent, sum(tensor.nbytes for tensors in writer.tensors for tensor in tensors.values()))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise UserError(f"--gguf {path}: cannot be written ({error.strerror or error}).") from None
+        finally:
+            temporary.unlink(missing_ok=True)
+            unfinished.discard(str(temporary))
+
+
+def _architecture(config: Any) -> tuple[str, bool]:
+    """Choose the name of the model in GGUF, and whether its rotary positions turn neighbours there."""
+    if config.model_type == "qwen2" and config.head_dim * config.num_attention_heads != config.hidden_size:
+        return "llama", True  # Qwen 2 in llama.cpp has no width of heads of its own; Llama has, and may have these biases, too
+    name, _, neighbours = _ARCHITECTURES[config.model_type]
+    return name, neighbours
 
 
 def _add_settings(writer: Any, config: Any, name: str, dtype: str) -> None:
@@ -132,7 +144,7 @@ def _add_weights(writer: Any, model: PreTrainedModel, dtype: str) -> None:
     import torch
 
     config: Any = model.config
-    architecture, _, neighbours = _ARCHITECTURES[config.model_type]
+    architecture, neighbours = _architecture(config)
     names = gguf.get_tensor_name_map(next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture), config.num_hidden_layers)
     kinds = {"float32": gguf.GGMLQuantizationType.F32, "float16": gguf.GGMLQuantizationType.F16, "bfloat16": gguf.GGMLQuantizationType.BF16}
     for name, weight in model.state_dict().items():
@@ -152,10 +164,12 @@ def _interleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, chat_template: str | None) -> None:
+def _add_tokenizer(writer: Any, tokenizer: Tokenizer, model: PreTrainedModel, chat_template: str | None) -> None:
     """Add the tokens, one for each of the rows of the model, their merges and the special ones; raises UserError for a tokenizer that is not of bytes."""
     import gguf
 
+    generation: Any = model.generation_config
+    ends, rows = generation.eos_token_id, int(model.config.vocab_size)
     settings = json.loads(as_fast(tokenizer).to_str())
     pre_tokenizer = "gpt-2" if tokenizer.spec["kind"] == "bytes" else _PRE_TOKENIZERS.get(pattern_of(settings) or "")
     if pre_tokenizer is None:
@@ -171,10 +185,14 @@ def _add_tokenizer(writer: Any, tokenizer: Tokenizer, rows: int, chat_template: 
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in settings["model"]["merges"]])
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in settings["model"]["merges"]]
+    writer.add_token_merges(merges or [" ".join(2 * [tokens[tokenizer.end_id]])])  # llama.cpp opens no file without any; this one never applies
     writer.add_bos_token_id(tokenizer.end_id)
     writer.add_eos_token_id(tokenizer.end_id)
     writer.add_pad_token_id(tokenizer.end_id)
+    for mark in ends if isinstance(ends, list) else ():
+        if mark != tokenizer.end_id:
+            writer.add_eot_token_id(mark)  # what ends the answers of a chat
     writer.add_add_bos_token(False)  # as none is put before a text in training
     if chat_template is not None:
         writer.add_chat_template(chat_template)

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..data.chat import PLAIN_TEMPLATE, choose_template
 from ..errors import UserError
-from ..exp import split_name
 from ..files import check_free_bytes
 from .folder import write_record
 from .private import shortened
@@ -56,7 +54,7 @@ def write_model(folder: Path, model: PreTrainedModel, trained: Trained, options:
     check_free_bytes(folder.parent, sum(weight.nbytes for weight in model.parameters()))
     _save(model, folder, options.max_shard_size)
     if not options.no_tokenizer:
-        save_pretrained(trained.tokenizer, folder, trained.context_len, chat_template_of(trained))
+        save_pretrained(trained.tokenizer, folder, trained.context_len, trained.chat_template)
     record = {"experiment": trained.experiment, "args": trained.args, "tokenizer": trained.tokenizer.name, "forms": trained.forms}
     write_record(folder, {"lmplay": __version__, **shortened(record), "averaged": trained.averaged})
 
@@ -84,11 +82,3 @@ def _set_ends(model: PreTrainedModel, end: int, ends: list[int]) -> None:
     if text.eos_token_id is None:
         text.bos_token_id = text.eos_token_id = end
     model.generation_config = GenerationConfig(bos_token_id=end, eos_token_id=ends if len(ends) > 1 else end, pad_token_id=end)
-
-
-def chat_template_of(trained: Trained) -> str | None:
-    """Choose the chat template: that of the newest chats of the training data; of a model of transformers, where there were none, its own."""
-    chats = [source.get("chat") for stage in trained.forms.values() for source in stage if source["form"] == "chat"]
-    if not chats:
-        return trained.tokenizer.chat_template if split_name(trained.experiment)[1] else None
-    return choose_template(chats[-1], trained.tokenizer.chat_template) or PLAIN_TEMPLATE

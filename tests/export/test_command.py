@@ -16,6 +16,7 @@ from helpers import ENVIRONMENT, TINY, sentences, write_rows
 
 from lmplay.checkpoints.trained import open_trained
 from lmplay.export.command import run
+from lmplay.export.folder import locked
 from lmplay.generate.command import run as generate
 from lmplay.tokenizer import load_tokenizer, train_tokenizer
 from lmplay.train.__main__ import main
@@ -260,17 +261,54 @@ def test_a_gguf_file_is_never_the_model_nor_in_the_folder_that_is_replaced(capsy
     assert Path("m.lmp").read_bytes() == before
 
 
+def test_two_exports_to_one_place_do_not_meet(capsys):
+    pytest.importorskip("gguf")
+    model_file(Path("m.lmp"))
+    assert run(["m.lmp", "f", "--gguf", "m.gguf"]) == 0
+    before = Path("m.gguf").read_bytes()
+    program = "import sys; from pathlib import Path; from lmplay.export.folder import locked\n" \
+              "with locked(Path('f')), locked(Path('m.gguf')): print(flush=True); sys.stdin.readline()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert f"f: is being written by process {holder.pid}" in refused(capsys, "m.lmp", "f", "--dtype", "bfloat16")
+        assert f"m.gguf: is being written by process {holder.pid}" in refused(capsys, "m.lmp", "--gguf", "m.gguf", "--overwrite", "--dtype", "bfloat16")
+        assert json.loads(Path("f/config.json").read_text())["dtype"] == "float32"
+        assert Path("m.gguf").read_bytes() == before
+        holder.communicate(b"\n")
+    assert run(["m.lmp", "f", "--dtype", "bfloat16"]) == 0
+    assert sorted(path.name for path in Path().iterdir()) == ["f", "m.gguf", "m.lmp"]
+
+
+def test_what_a_killed_export_has_left_is_removed_or_brought_back():
+    model_file(Path("m.lmp"))
+    assert run(["m.lmp", "f"]) == 0
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    Path("f").rename(f".f.replaced.{gone.pid}.tmp")  # killed between two renames, on a file system that cannot exchange names
+    Path(f".f.{gone.pid}.tmp").mkdir()
+    Path(f".f.{gone.pid}.tmp/model.safetensors").write_text("half")
+    Path(f".m.gguf.{gone.pid}.tmp").write_text("half")
+    Path(f".other.{gone.pid}.tmp").write_text("of others")
+    with locked(Path("f")):
+        assert Path("f/config.json").is_file()
+    with locked(Path("m.gguf")):
+        pass
+    assert sorted(path.name for path in Path().iterdir()) == [f".other.{gone.pid}.tmp", "f", "m.lmp"]
+
+
 def test_a_stop_between_the_two_renames_keeps_the_export_before(monkeypatch):
     model_file(Path("m.lmp"))
     assert run(["m.lmp", "f"]) == 0
-    rename, before = Path.rename, sorted(Path("f").iterdir())
+    replace, before = os.replace, sorted(Path("f").iterdir())
 
     def stopped(path, target):
-        if Path(target) == Path("f") and path.suffix == ".tmp":
+        if Path(target) == Path("f") and not Path("f").exists() and "replaced" not in str(path):
             raise KeyboardInterrupt
-        return rename(path, target)
+        return replace(path, target)
 
-    monkeypatch.setattr(Path, "rename", stopped)
+    monkeypatch.setattr("lmplay.files._exchange", lambda *_: False)  # as on a file system that cannot
+    monkeypatch.setattr(os, "replace", stopped)
     with suppress(KeyboardInterrupt):
         assert run(["m.lmp", "f"]) != 0
     assert sorted(Path("f").iterdir()) == before

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,6 +115,14 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(capsys, tmp_path, wor
     assert "give a MODEL and a FOLDER" in refused(capsys, "./a.lmp", "--gguf", "b.gguf", "--push", "me/x")
     assert "--gguf .: it is a folder" in refused(capsys, "./a.lmp", "--gguf", ".")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.lmp", "b.gguf", "tokenizer.json"]
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(capsys, tmp_path, monkeypatch):
+    model_file(Path("m.lmp"), "gpt2ish")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100))
+    assert "--gguf m.gguf: cannot be written (it needs " in (said := refused(capsys, "./m.lmp", "--gguf", "m.gguf"))
+    assert "and 100 are free on the disk" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["m.lmp"]
 
 
 def test_a_model_of_transformers_is_written_where_lmplay_has_it_too(capsys, tokenizer):
