@@ -13,6 +13,7 @@ class Member(Ranks):
     def __init__(self, rank, mail, barrier):
         self.rank, self.size, self._mail, self._barrier = rank, len(mail), mail, barrier
         self.received = self.swaps = 0
+        self.reading = threading.Lock()
 
     def swap(self, parts):
         self._mail[self.rank] = parts

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
@@ -40,6 +40,8 @@ class Peers(Protocol):
 
     rank: int
     size: int
+    reading: AbstractContextManager[Any]
+    """Held by the thread that reads: one that outlives its stage ends before that of the next stage begins, on all ranks."""
 
     def swap(self, parts: Sequence[bytes] | None) -> list[bytes] | None:
         """Give each rank its part, and return what each has given to this one, in order.
@@ -101,17 +103,20 @@ class Shares:
     def reading(self, cutting: Cutting, halted: Callable[[], bool]) -> Iterator[Shares]:
         """Make a context manager around reading, in the thread that reads; afterwards the other ranks know that this one does not go on.
 
+        It waits for the thread of an earlier stage that is still at work, as what both tell would be mixed up.
+
         :param cutting: cuts the samples of this rank.
         :param halted: asked before each row of this rank; once it says True, :class:`Halted` is raised.
         """
         self._cutting, self._halted = cutting, halted
-        try:
-            yield self
-        finally:
-            if not self._over:
-                self._over = True
-                with suppress(Exception):  # they have gone: whoever waits for them next says so
-                    self._peers.swap(None)
+        with self._peers.reading:
+            try:
+                yield self
+            finally:
+                if not self._over:
+                    self._over = True
+                    with suppress(Exception):  # they have gone: whoever waits for them next says so
+                        self._peers.swap(None)
 
     def rows(self, mix: Mix, readings: Sequence[Reading]) -> SharedRows:
         """Give the rows of a mix, read and cut.

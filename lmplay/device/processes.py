@@ -30,8 +30,8 @@ from .ranks import Ranks
 # For all to start; for one operation, as the first rank may have long work that the others wait for (a save, a download): who has gone is found otherwise.
 _START, _OPERATION = timedelta(minutes=10), timedelta(hours=6)
 # Seconds between two signs of life, in which one must come, and that a process has to end by itself when another has gone: together less than 30.
-_BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 6.0
-# Seconds in which the ranks that are left report, to find out which have gone.
+_BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 5.0
+# Seconds in which the ranks that are left report, to find out which have gone; they are part of those 30, with one more.
 _ROLL_CALL = 3.0
 _POLL = 0.05
 _GO_ON = "What was saved is whole, and the same command goes on from it."
@@ -57,6 +57,7 @@ class Processes(Ranks):
         self._vote: tuple[Tensor, Any] | None = None
         self.ask_step: Callable[[], bool] = lambda: False
         self._closing = threading.Event()
+        self.reading = threading.Lock()
         self.knows = threading.Event()  # that others have gone: this process ends by itself
         self.members = [("a machine that is not known yet", 0)] * launch.size
         try:
@@ -270,8 +271,7 @@ class Processes(Ranks):
     def report(self, text: str, exit_code: int) -> None:
         """Leave word why this process ends alone, for those that will miss it."""
         self.knows.set()
-        with suppress(RuntimeError):
-            self._store.set("failed", json.dumps([self.rank, text, exit_code]))
+        self._tell("failed", json.dumps([self.rank, text, exit_code])).join(_ROLL_CALL)
 
     def leave(self) -> None:
         """End, after a last vote; afterwards nothing can be done together."""
@@ -310,8 +310,29 @@ class Processes(Ranks):
                 self.knows.set()
             raise self.find_lost(error) from error
 
+    def _tell(self, key: str, text: str) -> threading.Thread:
+        """Leave word for all in a thread, which is given: over a cable that has been cut no answer comes, not even an error."""
+        def tell() -> None:
+            with suppress(RuntimeError):
+                self._store.set(key, text)
+
+        telling = threading.Thread(target=tell, name="lmplay-tell", daemon=True)
+        telling.start()
+        return telling
+
     def find_lost(self, error: BaseException | None = None) -> Lost:
-        """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well."""
+        """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well.
+
+        That is asked in a thread, too, see :meth:`_tell`.
+        """
+        found: list[Lost] = []
+        asking = threading.Thread(target=lambda: found.append(self._call_roll(error)), name="lmplay-roll-call", daemon=True)
+        asking.start()
+        asking.join(_ROLL_CALL + 1)
+        return found[0] if found else self._cut_off()
+
+    def _call_roll(self, error: BaseException | None) -> Lost:
+        """Ask who is there, see :meth:`find_lost`."""
         present: set[int] = {self.rank}
         try:
             self._store.set(f"present/{self.rank}", "1")
@@ -323,7 +344,7 @@ class Processes(Ranks):
                 present |= {rank for rank in range(self.size) if rank not in present and self._store.check([f"present/{rank}"])}
                 time.sleep(_POLL)
         except RuntimeError:  # with the process or the machine that kept what all know
-            return Lost(f"{self.describe(0)} has gone, or its machine, or the connection to it. {_GO_ON}", 1, self.rank <= 1)
+            return self._cut_off()
         missing = [rank for rank in range(self.size) if rank not in present]
         gone = [rank for rank in missing if not self._lives(rank)] or missing
         if not gone:
@@ -331,6 +352,14 @@ class Processes(Ranks):
         names = " and ".join(self.describe(rank) for rank in gone)
         return Lost(f"{names} {'have' if len(gone) > 1 else 'has'} gone (killed, out of memory, or no connection). {_GO_ON}", 1,
                     self.rank == min(present))
+
+    def _cut_off(self) -> Lost:
+        """Make the error for when what all know is out of reach: the lowest rank that is left on each machine tells it."""
+        host = self.members[self.rank][0]
+        here = [rank for rank, (other, _) in enumerate(self.members) if other == host and (rank == self.rank or self._lives(rank))]
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        who = f"what listens at {address}" if 0 in here else f"{self.describe(0)}"
+        return Lost(f"{who} has gone, or its machine, or the connection to it{'' if 0 in here else f' ({address})'}. {_GO_ON}", 1, self.rank == min(here))
 
     def _lives(self, rank: int) -> bool:
         """Tell whether a process of this machine is there; False for those of others."""
@@ -356,8 +385,7 @@ class Processes(Ranks):
                     return
                 self._closing.wait(_BEAT)
         except RuntimeError as error:
-            with suppress(RuntimeError):  # this one is there, however long its step takes
-                self._store.set(f"present/{self.rank}", "1")
+            self._tell(f"present/{self.rank}", "1")  # this one is there, however long its step takes
             if self._closing.is_set() or self.knows.wait(_GRACE):
                 return
             lost = self.find_lost(error)

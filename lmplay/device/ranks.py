@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heapreplace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ class Ranks:
     size = 1
     local_rank = 0
     shards = False
+    reading: AbstractContextManager[Any] = nullcontext()
+    """See :class:`lmplay.data.shares.Peers`."""
     saves_together = False
     """Whether each rank writes a part of every state."""
 

@@ -167,3 +167,39 @@ def test_a_process_that_waits_for_a_device_ends_when_its_reading_thread_finds_th
     assert codes == [1, -9], complaints
     assert "rank 1" in complaints[0]
     assert "gone" in complaints[0]
+
+
+CUT_OFF = """
+import sys, threading, time
+from lmplay.device.processes import Processes
+from lmplay.launch import launch
+
+ranks = Processes(launch())
+
+class Silent:  # as a connection to another machine whose cable has been cut: no answer, no error
+    def __getattr__(self, name):
+        return lambda *arguments: threading.Event().wait()
+
+def other_host(members):
+    return [("left", pid) if not rank else ("right", pid) for rank, (_, pid) in enumerate(members)]
+
+import socket
+socket.gethostname = lambda: "right" if ranks.rank else "left"
+ranks.members = other_host(ranks.members)
+if ranks.rank:
+    ranks._store = Silent()
+    ranks.report("never heard", 1)
+    lost = ranks.find_lost()
+    print(lost.is_told_here, lost)
+sys.stdout.flush()
+ranks.begin_vote([0.0])
+ranks.end_vote()
+ranks.leave()
+"""
+
+
+def test_a_machine_that_nothing_comes_back_from_is_named_once_on_each_other_machine():
+    codes, outputs, complaints = several.run(3, "-c", CUT_OFF)
+    assert codes == [0, 0, 0], complaints
+    assert [said.split()[:1] for said in outputs] == [[], ["True"], ["False"]]
+    assert all("rank 0 (process " in said and " on left) has gone, or its machine, or the connection to it (127.0.0.1:" in said for said in outputs[1:])

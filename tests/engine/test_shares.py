@@ -1,5 +1,5 @@
 """Reading in shares: ranks that each read and cut a part of the rows make the batches of one process."""
-from threading import Lock
+from threading import Event, Lock
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +12,7 @@ from rows import Flow, Rows
 from stages import open_stage
 from texts import BYTES
 
+from lmplay.data import prefetch
 from lmplay.data.continuation import Cutter
 from lmplay.data.outlines import Outline
 from lmplay.data.sources import BadRow
@@ -64,7 +65,7 @@ def open_data(folder, corpora, make=CountingRows, keys=(), **stage):
     return data
 
 
-def read(data, member=None, position=None, most=None, objective=None, batch_size=6, workers=1, tokens=None, steps=None, grouping=None):
+def read(data, member=None, position=None, most=None, objective=None, batch_size=6, workers=1, tokens=None, steps=None, grouping=None, waiting=lambda: False):
     """Give the batches that a rank makes, what ended them, and what it has cut; None = a single process."""
     cutter = CountingCutter(BYTES, 48)
     sizes = SimpleNamespace(batch_size=batch_size, batch_size_schedule=None, context_len_schedule=None)
@@ -75,7 +76,7 @@ def read(data, member=None, position=None, most=None, objective=None, batch_size
     found, failure = [], None
     try:
         while most is None or len(found) < most:
-            batch = made.next(lambda: False)
+            batch = made.next(waiting)
             if batch is None:
                 break
             found.append(batch)
@@ -305,6 +306,28 @@ def test_a_rank_that_is_told_to_stop_while_it_waits_for_its_source_makes_no_erro
     ranks = together(2, work)
     assert [(one.failure, one.end) for one in ranks] == [(None, None)] * 2  # none goes on, and they vote on why
     assert not threads()
+
+
+def test_a_thread_that_outlives_its_stage_is_not_mixed_up_with_that_of_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefetch, "_PATIENCE", 0.01)
+    goes_on = Event()
+
+    class Slow(CountingRows):
+        def __getitem__(self, index):
+            if self.rank == 1 and index >= 40:
+                goes_on.wait(20)
+            return self.rows[index]
+
+    def work(member):
+        slow = open_data(tmp_path, [[{"text": f"{number}."} for number in range(200)]], Slow, shuffle=False)
+        slow.sources[0].rank = member.rank
+        read(slow, member, most=1, batch_size=12)
+        return read(open_data(tmp_path, [texts(60, "dog")]), member, waiting=goes_on.set if member.rank else lambda: False)
+
+    ranks = together(2, work)
+    for thread in threads():
+        thread.join(20)
+    assert_same(ranks, read(open_data(tmp_path, [texts(60, "dog")])))
 
 
 def test_ranks_with_other_rows_are_refused(tmp_path):
