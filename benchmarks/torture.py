@@ -3,6 +3,7 @@
     python benchmarks/torture.py --quick              # some minutes
     python benchmarks/torture.py --kills 500 --minutes 120 --seed 1
     python benchmarks/torture.py --kills 100 --only kills
+    python benchmarks/torture.py --ranks 2,3 --kills 100 --folder torture   # several processes; the same command goes on
 
 A run is killed again and again: from 50 ms after its start on, while it validates, saves, writes statistics and renames files, and when it was stopped and
 continued. After each kill its newest file is verified, and in the end its files must be, bit for bit, those of an undisturbed run.
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torture_faults import damaged_files, disks, hub, limited, other_files, siblings
+from torture_ranks import kill_ranks
 from torture_run import WINDOWS, Row, Torture, same, untouched, whole
 
 SAMPLES_PER_KILL = 25
@@ -128,15 +130,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--quick", action="store_true", help="12 kills")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be given several times")
+    parser.add_argument("--ranks", default="", metavar="N,…", help="kill ranks of runs of so many processes, and nothing else (see torture_ranks.py)")
+    parser.add_argument("--folder", type=Path, default=Path("torture"), help="with --ranks: where all is kept")
     options = parser.parse_args()
     parts = options.only or list(PARTS)
     count = 12 if options.quick else options.kills
     until = time.monotonic() + options.minutes * 60
     print(f"seed {options.seed}, {count} kills")
-    folder = Path(tempfile.mkdtemp(prefix="lmplay-torture-"))
+    folder = Path(tempfile.mkdtemp(prefix="lmplay-torture-")) if not options.ranks else options.folder.absolute()
     print(f"\n{'what':<34}{'tries':>6}{'survived':>10}{'lost':>6}   {'exit codes':<28} message")
     rows: list[Row] = []
-    if "kills" in parts:
+    if options.ranks:
+        parts = ["kills"]
+        for row in kill_ranks(folder, [int(size) for size in options.ranks.split(",")], count, until, options.seed):
+            row.print()
+            rows.append(row)
+    elif "kills" in parts:
         torture, reference = untouched(folder / "long", min(max(count * options.samples_per_kill, 90), MOST_SAMPLES))
         rows += kills(torture, reference, folder / "killed", count, until, options.seed)
         for row in rows:
@@ -147,7 +156,7 @@ def main() -> int:
             rows.append(row)
     lost = sum(row.lost for row in rows)
     print(f"\n{sum(row.tries for row in rows)} tries, {lost} lost (seed {options.seed})")
-    if not lost:
+    if not lost and not options.ranks:
         shutil.rmtree(folder)
     return int(lost > 0)
 

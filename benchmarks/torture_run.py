@@ -22,7 +22,7 @@ from lmplay.checkpoints.format import verify
 NAME = "gpt2ish_model"
 
 # Runs the trainer and says, in lines that begin with @, when it enters what kills are aimed at.
-_MARKED = """
+MARKED = """
 import functools, sys
 from lmplay.checkpoints import rotation, saver
 from lmplay.engine import record, save, stage
@@ -65,7 +65,7 @@ class Torture:
     """A plan, and the command that runs it."""
 
     def __init__(self, folder: Path, samples: int):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         write_rows(folder / "rows.jsonl", [{"title": f"T{i}", "text": sentences(1 + i % 9)} for i in range(200)])
         plan = {"tales": {"dataset": "builtin:tales", "samples": samples // 3},
                 "mix": {"dataset": [{"path": "rows.jsonl", "weight": 2}, {"path": "builtin:tales", "weight": 1}], "samples": samples // 3,
@@ -82,7 +82,7 @@ class Torture:
 
     def start(self, out: Path, *more: str, cold: bool = False, marked: bool = False, **options) -> subprocess.Popen:
         """Start a run: forked from a process that has imported torch, or `cold`, as a user does; `marked` says what it enters."""
-        program = ["-c", _MARKED] if marked else ["-m", "lmplay.train"]
+        program = ["-c", MARKED] if marked else ["-m", "lmplay.train"]
         keys = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": self.environment, **options}
         if cold:
             return subprocess.Popen([sys.executable, *program, *self.flags(out, *more)], **keys)
