@@ -166,6 +166,8 @@ class Mix:
 
     def _next_source(self) -> int | None:
         """Choose the next source: the one with the fewest rows so far, or, with weights, the one that would be a whole row behind first."""
+        if len(self._counts) == 1:
+            return None if self._ended[0] and not self._restarts() else 0
         return self._due(self._counts, [i for i, ended in enumerate(self._ended) if not ended or self._restarts()])
 
     def _due(self, counts: Sequence[int], candidates: Sequence[int]) -> int | None:

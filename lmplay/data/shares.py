@@ -9,6 +9,7 @@ What is told goes by the order of the rows, in one thread of each rank, apart fr
 """
 from __future__ import annotations
 
+import gc
 import pickle
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,6 +31,8 @@ from .workers import Trace, portable
 
 # Rows of a chunk for each rank, at least: few, so that the first batch comes soon and little is read again after a stop.
 ROWS_EACH = 8
+# New objects for each rank after which Python looks for garbage; up to 35 ranks that is not rarer than by default.
+_NEW_OBJECTS_EACH = 20
 _T = TypeVar("_T")
 # The place of a chunk at which a rank has failed, with what, and its trace.
 Failure = tuple[int, Exception, str]
@@ -109,7 +112,7 @@ class Shares:
         :param halted: asked before each row of this rank; once it says True, :class:`Halted` is raised.
         """
         self._cutting, self._halted = cutting, halted
-        with self._peers.reading:
+        with self._peers.reading, _rare_collections(_NEW_OBJECTS_EACH * self.size):
             try:
                 yield self
             finally:
@@ -329,6 +332,22 @@ class SharedRows:
             places.append(place)
             states.append(self._mix.state())
         return places, states, None
+
+
+@contextmanager
+def _rare_collections(objects: int) -> Iterator[None]:
+    """Let Python look for garbage only after so many new objects, if that is rarer than before.
+
+    What a rank knows of the pieces of all others are many objects that stay for some steps; to look through them as often as with one process takes longer
+    than to make them.
+    """
+    before = gc.get_threshold()
+    if before[0]:  # else it never does
+        gc.set_threshold(max(before[0], objects), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _row_of(place: tuple[int, int, Any], outcome: _Outcome) -> Any:

@@ -1,10 +1,11 @@
 """Reading in shares: ranks that each read and cut a part of the rows make the batches of one process."""
+import gc
 from threading import Event, Lock
 from types import SimpleNamespace
 
 import pytest
 from ahead import threads
-from crew import together
+from crew import crew, together
 from helpers import sentences, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from texts import BYTES
 from lmplay.data import prefetch
 from lmplay.data.continuation import Cutter
 from lmplay.data.outlines import Outline
+from lmplay.data.shares import Shares
 from lmplay.data.sources import BadRow
 from lmplay.data.stage import StageData
 from lmplay.engine.batches import Batches, Grouping
@@ -328,6 +330,19 @@ def test_a_thread_that_outlives_its_stage_is_not_mixed_up_with_that_of_the_next(
     for thread in threads():
         thread.join(20)
     assert_same(ranks, read(open_data(tmp_path, [texts(60, "dog")])))
+
+
+@pytest.mark.parametrize(("size", "objects"), [(2, 700), (1000, 20_000)])
+def test_garbage_is_looked_for_the_more_rarely_the_more_ranks_there_are(size, objects):
+    before = gc.get_threshold()
+    gc.set_threshold(700, 11, 12)
+    try:
+        with Shares(crew(size)[0]).reading(None, lambda: False) as shares:
+            assert gc.get_threshold() == (objects, 11, 12)
+            shares._over = True  # the others do not wait for its end
+        assert gc.get_threshold() == (700, 11, 12)
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_ranks_with_other_rows_are_refused(tmp_path):
