@@ -11,6 +11,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from .errors import StoppedWaiting, Unavailable, UserError
+from .paths import expanded
 
 _ANSWER_SECONDS = 15.0  # that the hub may take to answer; its addresses are tried one after the other
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own client takes for yes
@@ -50,7 +51,7 @@ def hub_endpoint() -> str:
 def shared_cache(kind: Literal["hub", "datasets"]) -> Path:
     """Return a cache that all programs of this user share, as the hub's own client finds it: of files of the hub, or of data sets that `datasets` has made."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get({"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}[kind]) or Path(home) / kind).expanduser()
+    return expanded(os.environ.get({"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}[kind]) or Path(home) / kind)
 
 
 class Outage(Exception):

@@ -23,9 +23,14 @@ def in_folder(name: str, folder: str | Path) -> Path:
     :return: the path; one in the current folder where there is such a file and none in `folder`: earlier versions put it there.
     """
     name = plain(name)
-    path = Path(name).expanduser()
-    there = Path(folder).expanduser() / path
+    path = expanded(name)
+    there = expanded(folder) / path
     return path if os.path.dirname(name) or (is_state(path) and not there.exists()) else there
+
+
+def expanded(name: str | Path) -> Path:
+    """Write out the home folder that a name may begin with; where nobody has it (`~nobody/x`), the name stays as it is."""
+    return Path(os.path.expanduser(name))
 
 
 def plain(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import identity, is_state, link_atomic, make_folder, remove, sync_folder
+from ..paths import expanded
 from ..plan.schema import Plan
 from ..plan.settings import Settings
 from ..stats.writing import read_stats
@@ -67,7 +68,7 @@ def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str
     if found is not None:
         bring_base(path, found.content, found.path)
     if settings.resume == "latest":
-        rotation.recover(path, found, Path(settings.out_dir).expanduser(), say)
+        rotation.recover(path, found, expanded(settings.out_dir), say)
         if found is None and (kept := _set_best_aside(path, to_come)):
             say(f"kept the best state of a run whose newest state is gone as {kept}")
     elif found is not None and found.path != path:

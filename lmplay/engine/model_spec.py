@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..exp import WITH_WEIGHTS, accepted_settings, build_model, get_experiment, own_defaults, split_name
 from ..files import is_state
 from ..modules.sharded import parts_of
-from ..paths import plain
+from ..paths import expanded, plain
 from ..plan.schema import Plan
 from ..plan.settings import MODEL_KEYS, Settings
 from ..tokenizer import Tokenizer, load_tokenizer, train_tokenizer, trained_size, training_options
@@ -152,7 +152,7 @@ def open_initial(settings: Settings) -> Imported | None:
     name = settings.initial_model
     if name is None or plain(name).endswith(".lmp"):
         return None
-    path, label = Path(name).expanduser(), f"--initial-model {name}"
+    path, label = expanded(name), f"--initial-model {name}"
     context_len = settings.context_len if "context_len" in settings.explicit else None
     if path.suffix == ".pt":
         from ..exp.imported import open_nanogpt

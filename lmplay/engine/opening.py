@@ -48,6 +48,7 @@ from ..optim.freeze import apply_freeze
 from ..optim.groups import follow_rules
 from ..optim.optimizers import build_like, build_optimizers, optimizers_of
 from ..optim.set import OptimizerSet
+from ..paths import expanded
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.follow import keep_written
 from ..plan.names import CODE
@@ -229,17 +230,17 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
     if settings.model is not None and not os.path.dirname(settings.model) and path.parent == Path():
         report.say(f"{path} is in the current folder, and the run goes on with it there; since version 0.1 a name without a folder lies in "
                    f"{settings.out_dir}: to go on there, move all {path.stem}*.lmp into it.")
-    for folder in {path.parent, Path(settings.out_dir).expanduser()}:
+    for folder in {path.parent, expanded(settings.out_dir)}:
         check_folder(folder, "output folder")
     if settings.profile is not None:
-        check_folder(Path(settings.profile).expanduser().parent, "folder of --profile")
+        check_folder(expanded(settings.profile).parent, "folder of --profile")
     _check_places(settings, path, [stage.name for stage in plan.stages])
     with ExitStack() as closing:
-        lock = Lock(path, Path(settings.out_dir).expanduser(), [stage.name for stage in plan.stages])
+        lock = Lock(path, expanded(settings.out_dir), [stage.name for stage in plan.stages])
         closing.callback(lock.release)
         if ranks.is_main:
             lock.take()
-        prompts = read_prompts(Path(settings.sample_prompts).expanduser()) if settings.sample_prompts else list(dict.fromkeys(plan.prompts or ()))
+        prompts = read_prompts(expanded(settings.sample_prompts)) if settings.sample_prompts else list(dict.fromkeys(plan.prompts or ()))
         runtime, ahead, stages = accord.main_first(
             lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks))
         averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())
@@ -275,7 +276,7 @@ def _check_places(settings: Settings, path: Path, stages: list[str]) -> None:
 
     :raises UserError: naming each folder, named pipe, socket, device or link.
     """
-    out, name, faults = Path(settings.out_dir).expanduser(), path.stem, []
+    out, name, faults = expanded(settings.out_dir), path.stem, []
     appended = [out / f"{name}{rest}" for rest in (".log", "_samples.jsonl", "_train.csv", "_validate.csv", "_evaluate.csv")]
     states = [path, *existing(path, [*stages, *best_names(stages)])]
     for file in (*states, *(file for stage in (None, *stages) for file in stats_files(out, name, stage)), out / f"{name}_settings.json", *appended):
@@ -526,7 +527,7 @@ def _already_done(ahead: Outline, report: Report) -> None:
     latest = ahead.settings.resume == "latest"
     if latest:
         adopt(ahead.settings, ahead.path, ahead.found, [], report.say)
-    record, folder = RunRecord(ahead.path.stem), Path(ahead.settings.out_dir).expanduser()
+    record, folder = RunRecord(ahead.path.stem), expanded(ahead.settings.out_dir)
     if latest and folder.is_dir():
         record.restore(ahead.found.content["runner"]["state"])
         _mend_stats(record, folder, ahead.plan, ahead.spec.experiment, report)
@@ -565,7 +566,7 @@ def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report
     notifier = Notifier(callbacks)
     runner = RunnerComponent(settings, runtime, notifier, NonfiniteGuard(settings, lambda: runtime.scaler.is_enabled(), report.say),
                              RunRecord(ahead.path.stem))
-    completions = CompletionWriter(prompts, Path(settings.out_dir).expanduser() / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
+    completions = CompletionWriter(prompts, expanded(settings.out_dir) / f"{ahead.path.stem}_samples.jsonl", settings.sample_tokens, settings.seed,
                                    report.say, settings.sample_count, settings.sample_temperature)
     run = Run(settings, ahead.path, stages, ahead.curriculum, model, runner, optimizers, LrSchedulersComponent(settings),
               device_model, report, notifier, interrupt, completions, _make_saver(ahead, runtime.ranks, report.say),

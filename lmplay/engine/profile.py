@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from ..paths import expanded
+
 if TYPE_CHECKING:
     from .run import Run
 
@@ -37,7 +39,7 @@ class StepProfile:
 
     def __init__(self, run: Run):
         self._run = run
-        self._path = None if run.settings.profile is None or not run.is_main else Path(run.settings.profile).expanduser()
+        self._path = None if run.settings.profile is None or not run.is_main else expanded(run.settings.profile)
         self._steps = 0
         self._began = 0.0
         self._recording: profile | None = None

@@ -14,6 +14,7 @@ from ..device.model import DeviceModel
 from ..device.runtime import Runtime
 from ..objectives.base import Objective
 from ..optim.set import OptimizerSet
+from ..paths import expanded
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.schema import Stage
 from ..plan.settings import Settings, StageSettings
@@ -90,7 +91,7 @@ class Run:
     @property
     def out_dir(self) -> Path:
         """Where statistics and data sets go."""
-        return Path(self.settings.out_dir).expanduser()
+        return expanded(self.settings.out_dir)
 
     def done_here(self, total: str) -> int:
         """Give what has been added to a total since the run was opened."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from ..errors import Faults, TrainingError, UserError
 from ..objectives.base import Teaching
 from ..objectives.distill import ask
 from ..objectives.losses import CHUNK, hidden_states
+from ..paths import expanded
 from ..plan.settings import Settings
 from ..tokenizer import Tokenizer
 from ..tokenizer.matching import differing_ids
@@ -68,7 +68,7 @@ def find_teacher(stage: OpenStage, settings: Settings) -> Teacher:
     assert stage.objective.teaching is not None
     name, context_len = stage.objective.teaching.name, stage.settings.context_len
     label, path = f"stage '{stage.stage.name}': teacher {name}", settings.found(name)
-    if name.startswith(_FOREIGN) or (Path(name).expanduser().is_dir() and not path.is_file()):
+    if name.startswith(_FOREIGN) or (expanded(name).is_dir() and not path.is_file()):
         from ..exp.imported import open_foreign
 
         source = name.removeprefix(_FOREIGN)

@@ -15,6 +15,7 @@ from ..command_line import Parser, run_program
 from ..data.samples import FORMS
 from ..errors import UserError, printable
 from ..files import check_folder, write_text
+from ..paths import expanded
 from ..plan.settings import Settings
 from ..stats.evaluations import add_evaluation, evaluations_file, read_evaluations
 
@@ -100,7 +101,7 @@ def _check(options: argparse.Namespace) -> None:
         faults.append("there is nothing to judge by; give --set SOURCE, --choices, --preferences, --answers or --tasks.")
     if options.include_path is not None and not options.tasks:
         faults.append("--include-path: is for --tasks; give both, or leave it out.")
-    elif options.include_path is not None and not Path(options.include_path).expanduser().is_dir():
+    elif options.include_path is not None and not expanded(options.include_path).is_dir():
         faults.append(f"--include-path {options.include_path}: there is no such folder.")
     faults += [f"--{name.replace('_', '-')}: is for --tasks; give both, or leave it out."
                for name in ("num_fewshot", "apply_chat_template", "fewshot_as_multiturn", "system_instruction")
@@ -138,7 +139,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     out_dir = options.out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir
     places = locate(options.models, options.out_dir)
-    judges = _open_sets(options, Path(out_dir).expanduser() / "datasets")
+    judges = _open_sets(options, expanded(out_dir) / "datasets")
     from ..device.runtime import choose_device
 
     device = choose_device(options.device)
@@ -149,7 +150,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         check_folder(place.folder, "folder of the model")
         read_evaluations(place.folder, place.run_name)  # a damaged one is refused before anything is judged
     if options.json not in (None, "-"):
-        check_folder(Path(options.json).expanduser().parent, "folder of --json")
+        check_folder(expanded(options.json).parent, "folder of --json")
     results: list[Result] = []
     for model in models:
         model.module.to(device)
@@ -233,7 +234,7 @@ def _tasks(options: argparse.Namespace) -> Judge:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
         raise UserError("--tasks: the package lm_eval is not installed; pip install 'lmplay[lm-eval]'.") from None
-    folder = None if options.include_path is None else str(Path(options.include_path).expanduser())
+    folder = None if options.include_path is None else str(expanded(options.include_path))
     manager = open_tasks(options.tasks, folder, options.num_fewshot)
     prompts = Prompts(options.num_fewshot, options.apply_chat_template, options.fewshot_as_multiturn != "false", options.system_instruction)
     return lambda model: judge_tasks(model, options.tasks, manager, prompts, options.documents, options.batch_size)
@@ -286,6 +287,6 @@ def _tell(results: Sequence[Result], file: str | None) -> None:
     print("\n".join(printable(line) for line in tables(results, found).split("\n")), flush=True)
     if file is not None:
         try:
-            write_text(Path(file).expanduser(), content)
+            write_text(expanded(file), content)
         except OSError as error:
             raise UserError(f"--json {file}: cannot be written ({error.strerror or error}).") from None

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import is_state
-from ..paths import EXPORT_RECORD, in_folder
+from ..paths import EXPORT_RECORD, expanded, in_folder
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings, find_model
 
@@ -68,10 +69,10 @@ def locate(names: list[str], out_dir: str | None) -> dict[str, str | Path]:
     """
     found: dict[str, str | Path] = {}
     faults: list[str] = []
-    folder = out_dir or Settings.out_dir
+    folder = out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir
     for name in names:
         try:
-            is_folder = Path(name).expanduser().is_dir() and not any(map(is_state, (Path(name).expanduser(), in_folder(f"{name}.lmp", folder))))
+            is_folder = expanded(name).is_dir() and not any(map(is_state, (expanded(name), in_folder(f"{name}.lmp", folder))))
             place: str | Path = name.removeprefix(_FOREIGN) if name.startswith(_FOREIGN) or is_folder else find_model(name, out_dir, "MODEL")
         except UserError as error:
             faults += error.faults
@@ -126,7 +127,7 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
     from ..exp.imported import open_foreign
     from ..writing.prompting import recorded
 
-    folder, foreign = Path(source).expanduser(), open_foreign(source, f"MODEL {label}")
+    folder, foreign = expanded(source), open_foreign(source, f"MODEL {label}")
     longest, tokenizer = foreign.longest or _MOST_CONTEXT, foreign.tokenizer
     module = foreign.build(longest)
     prompting = replace(recorded(tokenizer, _forms_of(folder), form), begin_id=foreign.begin_id)

@@ -6,7 +6,6 @@ sliding windows nor the soft caps of some models; those keep their own attention
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ..modules.cache import KeyValueCache
 from ..modules.causal import causal_attention
 from ..modules.heads import LinearTerms
 from ..modules.packed import packed_attention, packed_positions
+from ..paths import expanded
 
 _OURS = "lmplay"
 # Families whose attention is plain: causal, scaled, with or without groups. The others keep the attention of transformers.
@@ -212,7 +212,7 @@ def open_source(source: str) -> dict[str, Any]:
     :return: settings for the constructor: `config`, and a `context_len` to begin with.
     :raises UserError: when there is no such model, or it needs code of its own.
     """
-    if (source.startswith((".", "/", "~")) or source.endswith("/")) and not Path(source).expanduser().is_dir():
+    if (source.startswith((".", "/", "~")) or source.endswith("/")) and not expanded(source).is_dir():
         raise UserError(f"experiment hf:{source}: there is no such folder.")
     config = read_config(source, f"experiment hf:{source}")
     plain = json.loads(config.to_json_string(use_diff=False))
@@ -261,7 +261,7 @@ def read_own_weights(source: str, label: str | None = None) -> dict[str, Tensor]
 
 def _located(source: str) -> str:
     """Give a folder its whole name, and leave a name on the hub as it is."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     return str(path) if path.is_dir() else source
 
 

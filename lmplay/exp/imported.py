@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, value_fault
 from ..hub import first_line
-from ..paths import EXPORT_RECORD
+from ..paths import EXPORT_RECORD, expanded
 from ..tokenizer import Tokenizer, load_tokenizer
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
 
@@ -53,9 +53,9 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
     """
     from .hf import longest_piece, read_config, read_weights
 
-    is_folder = Path(source).expanduser().is_dir()
+    is_folder = expanded(source).is_dir()
     if is_folder:
-        check_folder(Path(source).expanduser(), label)
+        check_folder(expanded(source), label)
     config = read_config(source, label)
     if getattr(config, "auto_map", None):
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
@@ -84,7 +84,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
             raise UserError(f"{label}: {error}{otherwise}") from None
         return found
 
-    has_tokenizer = not is_folder or any(found for name in _TOKENIZERS for found in Path(source).expanduser().glob(name))
+    has_tokenizer = not is_folder or any(found for name in _TOKENIZERS for found in expanded(source).glob(name))
     return Imported(experiment, args, rows, source if has_tokenizer else None, read)
 
 
@@ -108,7 +108,7 @@ def open_foreign(source: str, label: str) -> Foreign:
     """
     from .hf import longest_piece, open_source, read_config, read_own_weights
 
-    folder = Path(source).expanduser()
+    folder = expanded(source)
     if folder.is_dir():
         check_folder(folder, label)
     longest = longest_piece(read_config(source, label))

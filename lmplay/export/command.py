@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..command_line import Parser, run_program
 from ..errors import UserError, nearest
 from ..files import is_state
+from ..paths import expanded
 from ..plan.settings import find_model
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _export_adapter(options: argparse.Namespace) -> None:
     """Write the adapter that a state, or a stage that is done, has."""
     from .folder import check_target, written_whole
 
-    path, folder = _file_of(options), Path(options.adapter_only).expanduser()
+    path, folder = _file_of(options), expanded(options.adapter_only)
     finished = path.parent / "adapters" / f"{path.stem}{path.suffix}"
     check_target(folder, path, options.overwrite)
     from ..checkpoints.base import base_file
@@ -111,7 +112,7 @@ def _export(options: argparse.Namespace) -> None:
     from .push import check_name
 
     path = _file_of(options)
-    folder, gguf = (None if name is None else Path(name).expanduser() for name in (options.folder, options.gguf))
+    folder, gguf = (None if name is None else expanded(name) for name in (options.folder, options.gguf))
     if folder is not None:
         check_target(folder, path, options.overwrite)
     if gguf is not None:

@@ -31,7 +31,10 @@ def made_for_transformers(trained: Trained, dtype_name: str) -> PreTrainedModel:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     model = as_transformers(trained.module, trained.experiment)
-    _set_ends(model, trained.tokenizer.end_id, sorted(recorded(trained.tokenizer, trained.forms).ends))
+    ends = recorded(trained.tokenizer, trained.forms).ends
+    if any(source["form"] == "chat" for stage in trained.forms.values() for source in stage):  # whatever it learned last, it has a chat template
+        ends |= recorded(trained.tokenizer, trained.forms, "chat").ends
+    _set_ends(model, trained.tokenizer.end_id, sorted(ends))
     if dtype_name == "float16" and (large := [name for name, weight in model.named_parameters() if not weight.to(torch.float16).isfinite().all()]):
         raise UserError(f"--dtype float16: {large[0]} has numbers that are too large for it; bfloat16 has the same size.")
     return model

@@ -13,6 +13,7 @@ from ..command_line import Parser, ended, replace_broken_input
 from ..data.samples import FORMS
 from ..errors import UserError, long_names_refused, value_fault
 from ..files import json_line
+from ..paths import expanded
 from ..plan.settings import find_model
 from ..signals import raise_stop
 from .server_flags import PENALTIES, PORT, add_server_flags, limits_of, server_faults, server_ranges
@@ -134,7 +135,7 @@ def _prompts(options: argparse.Namespace) -> list[str] | None:
     if options.prompt:
         return list(options.prompt)
     if options.prompts:
-        return _read_prompts(Path(options.prompts).expanduser())
+        return _read_prompts(expanded(options.prompts))
     if options.title:
         return [""]
     if sys.stdin.isatty():

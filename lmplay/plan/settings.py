@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, nearest_word
 from ..files import NotAFile, check_is_state, is_state
 from ..launch import launch
-from ..paths import in_folder, plain
+from ..paths import expanded, in_folder, plain
 from ..words import seconds_of
 from .catalog import DATA_SUFFIXES
 from .names import CODE, DEFAULT_OBJECTIVE, OBJECTIVES, OPTIMIZER_SETTINGS, OPTIMIZERS, RESERVED_ENDING
@@ -72,7 +72,7 @@ class Settings(Options):
     @property
     def datasets_folder(self) -> Path:
         """The folder of data sets."""
-        return Path(self.out_dir).expanduser() / "datasets"
+        return expanded(self.out_dir) / "datasets"
 
     def experiment(self, plan: Plan) -> str:
         """Choose the experiment of a new model: a typed flag, the plan's, or the default."""
@@ -81,7 +81,7 @@ class Settings(Options):
     def model_file(self, plan: Plan) -> Path:
         """Choose the model file; raises UserError when `--model` cannot be one."""
         if self.model is not None:
-            path, given = Path(self.model).expanduser(), plain(self.model)
+            path, given = expanded(self.model), plain(self.model)
             is_folder = path.is_dir() and (os.path.dirname(self.model) != "" or path.name in ("", ".."))  # a name may be that of a folder of data, too
             is_folder = is_folder and not (path.suffix == ".lmp" and is_state(path))
             if is_folder or path.suffix.lower() in _OTHER_FILES:
@@ -94,7 +94,7 @@ class Settings(Options):
         experiment = self.experiment(plan)
         kind, _, source = experiment.partition(":")
         name = "_".join(filter(None, (kind, re.sub(r"[^\w.-]+", "_", Path(source).name)))) if source else experiment  # `hf:owner/name` is hf_name
-        return Path(self.out_dir).expanduser() / f"{name}_model.lmp"
+        return expanded(self.out_dir) / f"{name}_model.lmp"
 
     def file(self, name: str) -> Path:
         """Say where a model file is that a flag names, see :func:`lmplay.paths.in_folder`."""
@@ -188,7 +188,7 @@ def find_model(name: str | None, out_dir: str | None, label: str = "--model") ->
     :param label: what the name is called in messages.
     :raises UserError: when there is none.
     """
-    folder = Path(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir).expanduser()
+    folder = expanded(out_dir or os.environ.get("LMP_DATASETS") or Settings.out_dir)
     if name is not None:
         path = in_folder(name if plain(name).endswith(".lmp") else f"{plain(name)}.lmp", folder)
         try:

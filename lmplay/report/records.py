@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..paths import expanded
 from ..stats.figures import Progress, SourceLoss
 from ..stats.totals import Judged
 
@@ -21,7 +22,7 @@ class RunFiles:
     @property
     def folder(self) -> Path:
         """The output folder."""
-        return Path(self.out_dir).expanduser()
+        return expanded(self.out_dir)
 
     @property
     def log(self) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..hub import hub_problem
+from ..paths import expanded
 from .byte_pairs import SPLITS
 from .sentencepiece_models import read_sentencepiece
 from .tiktoken_files import is_tiktoken, read_tiktoken
@@ -37,7 +38,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name == "bytes":
         return Tokenizer({"kind": "bytes", "name": "bytes"})
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix == ".lmp":
         return _of_model(path, name)
     if path.is_dir() or path.suffix in _SUFFIXES:

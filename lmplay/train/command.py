@@ -16,6 +16,7 @@ from ..engine.interrupt import STOPPED_BEFORE_WORK, Interrupt, Stopped
 from ..errors import ElsewhereError, Faults, LmplayError, Unavailable, UserError, long_names_refused, tell
 from ..hub import waiting
 from ..launch import launch
+from ..paths import expanded
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
@@ -166,12 +167,12 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
     if settings.plot_schedule is not None:
         from ..preview.plot_schedule import plot_schedule
 
-        tell(plot_schedule(settings, plan, Path(settings.plot_schedule).expanduser(), say))
+        tell(plot_schedule(settings, plan, expanded(settings.plot_schedule), say))
         return 0
     if settings.find_lr is not None:
         from ..preview.find_lr import find_lr
 
-        tell(find_lr(settings, plan, Path(settings.find_lr).expanduser(), say))
+        tell(find_lr(settings, plan, expanded(settings.find_lr), say))
         return 0
     if settings.check_plan:
         from ..preview.check_plan import check_plan

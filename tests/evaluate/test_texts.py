@@ -288,3 +288,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_judged(caps
     model_file(Path("m.lmp"), "gpt2ish")
     assert "folder of --json rows.jsonl: " in refused(capsys, "./m.lmp", "--set", "rows.jsonl", "--json", "rows.jsonl/all.json")
     assert "perplexity" not in capsys.readouterr().out
+
+
+def test_a_run_in_the_usual_folder_wins_over_a_folder_of_its_name(capsys, monkeypatch, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    model_file(tmp_path / "elsewhere" / "mine.lmp", "gpt2ish")
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setenv("LMP_DATASETS", str(tmp_path / "elsewhere"))
+    assert figures(evaluate(capsys, "mine", "--set", "rows.jsonl"))["loss"] > 0

@@ -122,6 +122,22 @@ def test_chats_are_written_as_in_training(chat):
     assert "add_generation_prompt=True" in Path("out/README.md").read_text()
 
 
+@pytest.mark.parametrize("forms", [{"one": ["text", "chat"]}, {"one": ["chat"], "two": ["text"]}], ids=str)
+def test_a_model_that_knows_chats_and_texts_ends_both(forms):
+    template = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}" \
+               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    spec = train_tokenizer(iter([sentences(30)] * 3), 300).spec
+    fast = __import__("tokenizers").Tokenizer.from_str(spec["json"])
+    fast.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer = type(load_tokenizer("bytes"))({**spec, "json": fast.to_str(), "chat_template": template})
+    said = {stage: [{"source": "a", "form": form, "chat": "tokenizer" if form == "chat" else None} for form in listed] for stage, listed in forms.items()}
+    model_file(Path("m.lmp"), tokenizer=tokenizer, forms=said)
+    assert run(["./m.lmp", "out"]) == 0
+    assert transformers.AutoTokenizer.from_pretrained("out").chat_template == template
+    ends = json.loads(Path("out/generation_config.json").read_text())["eos_token_id"]
+    assert ends == sorted([tokenizer.end_id, fast.token_to_id("<|im_end|>")])
+
+
 def test_a_template_that_was_not_used_is_left_out():
     spec = train_tokenizer(iter([sentences(30)] * 3), 300).spec
     model_file(Path("m.lmp"), tokenizer=type(load_tokenizer("bytes"))({**spec, "chat_template": "{{ messages }}"}))
@@ -313,3 +329,7 @@ def test_a_stop_between_the_two_renames_keeps_the_export_before(monkeypatch):
         assert run(["m.lmp", "f"]) != 0
     assert sorted(Path("f").iterdir()) == before
     assert sorted(path.name for path in Path().iterdir()) == ["f", "m.lmp"]
+
+
+def test_a_home_that_nobody_has_is_one_line(capsys):
+    assert "~nobody-here" in refused(capsys, "~nobody-here/m.lmp", "out")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError, printable
+from ...paths import expanded
 from ..roles import needed_columns
 from .base import BadRow, IndexedSource, SourceSpec, Table, refuse_hub_keys
 from .columnar import ArrowTable, open_parquet
@@ -96,7 +97,7 @@ def open_local(spec: SourceSpec, split: str, folder: Path) -> IndexedSource | No
     :raises UserError: when nothing is there, nothing is readable, or the first row isn't.
     """
     refuse_hub_keys(spec, "config", "revision", "streaming")
-    path = Path(spec.path).expanduser()
+    path = expanded(spec.path)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         from .library import open_saved_folder
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from ...errors import UserError, nearest, printable
 from ...files import NotAFile, check_is_file
-from ...paths import glob_files, glob_root, walk_files
+from ...paths import expanded, glob_files, glob_root, walk_files
 from ...plan.catalog import FORMATS, PACKED_SUFFIXES
 from ...words import counted
 from .base import VALIDATION_NAMES
@@ -80,7 +80,7 @@ def select(path: str, wanted: str | None, split: str) -> Selection | None:
     :return: the files; None where "validation" is asked for and there is none.
     :raises UserError: when nothing is there or nothing is readable, or when it is not clear what is to be read.
     """
-    found = Path(path).expanduser()
+    found = expanded(path)
     if not found.is_dir():
         check_regular(path, found)
     if found.is_file():
