@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Tokens of a prompt that the first tokens of its text are decoded with.
-_OVERLAP = 4
+# The most tokens that a character has, with some to spare.
+_LONGEST = 8
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class GrowingText:
         """:param before: the tokens of the text that this one continues."""
         self.is_stopped = False
         self._tokenizer, self._stops = tokenizer, stops
-        self._ids = list(before[-_OVERLAP:])
+        # the fewest that are whole characters: of a broken one some tokenizers decode nothing of what follows, either
+        self._ids = next((list(before[-count:]) for count in range(1, min(len(before), _LONGEST) + 1)
+                          if "\ufffd" not in tokenizer.decode(before[-count:])), [])
         self._from, self._settled = 0, len(self._ids)  # tokens before `settled` are in the text
         self._text = self._shown = ""
 

@@ -49,6 +49,8 @@ def test_the_space_between_a_prompt_and_its_text_is_shown(tokenizer):
     assert "".join(grow(tokenizer, ids_of("\u2581a", "\u2581time"), prompt)) == " a time"
     assert "".join(grow(tokenizer, ids_of("s", "\u2581a"), prompt)) == "s a"
     assert "".join(grow(tokenizer, ids_of("\u2581a", "\u2581time"), [tokenizer.end_id])) == "a time"
+    assert "".join(grow(tokenizer, ids_of("語", "\u2581a"), ids_of("日本"))) == "語 a"
+    assert "".join(grow(tokenizer, ids_of("語"), ids_of("日本")[:-1])) == "語"
 
 
 def test_broken_characters_are_shown_when_nothing_follows(tokenizer):
