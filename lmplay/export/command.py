@@ -41,8 +41,8 @@ def _parser() -> Parser:
                         help="which state of the run: latest, best, a stage, or STAGE.best; MODEL.NAME.lmp is read (default: latest)")
     parser.add_argument("--raw", action="store_true", help="if the run keeps an average of the weights (--ema), use the weights themselves")
     parser.add_argument("--out-dir", metavar="FOLDER", help="where models are; by default $LMP_DATASETS, else out_gpt")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="data type of the weights (default: float32)")
-    parser.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="the largest file of weights, such as 500MB (default: 5GB)")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type of the weights (default: float32)")
+    parser.add_argument("--max-shard-size", metavar="SIZE", help="the largest file of weights, such as 500MB (default: 5GB)")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer out")
     parser.add_argument("--license", metavar="NAME", help="licence of the model, for its card: a name of the hub, such as apache-2.0")
     parser.add_argument("--overwrite", action="store_true", help="replace FOLDER even if it holds files that no export has written (they are lost), and the "
@@ -62,6 +62,10 @@ def _check(options: argparse.Namespace) -> None:
         return
     if options.model is None or (options.folder is None and (options.gguf is None or options.push is not None)):
         raise UserError("give a MODEL and a FOLDER to write: lmp_export mine exported. `lmp_export --help` says more.")
+    for_folder = [flag for flag, value in (("--license", options.license), ("--max-shard-size", options.max_shard_size)) if value is not None]
+    if options.folder is None and for_folder:
+        raise UserError(f"{' and '.join(for_folder)}: only for a FOLDER; give one, or leave {'them' if len(for_folder) > 1 else 'it'} out.")
+    options.dtype, options.max_shard_size = options.dtype or "float32", options.max_shard_size or "5GB"
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", options.max_shard_size, re.IGNORECASE)
     if size is None or float(size[1]) == 0:
         raise UserError(f"--max-shard-size {options.max_shard_size}: allowed is a number above 0 with KB, MB or GB, such as 500MB.")
@@ -74,7 +78,8 @@ def _check_adapter_only(options: argparse.Namespace) -> None:
     """Refuse what does not go together with `--adapter-only`."""
     if options.model is None:
         raise UserError("give a MODEL: lmp_export mine --state STAGE --adapter-only FOLDER. `lmp_export --help` says more.")
-    others = {"FOLDER": options.folder, "--gguf": options.gguf, "--push": options.push, "--private": options.private}
+    others = {"FOLDER": options.folder, "--gguf": options.gguf, "--push": options.push, "--private": options.private, "--license": options.license,
+              "--no-tokenizer": options.no_tokenizer, "--dtype": options.dtype is not None, "--max-shard-size": options.max_shard_size is not None}
     if given := [name for name, value in others.items() if value]:
         raise UserError(f"--adapter-only {options.adapter_only}: writes that folder alone; leave {' and '.join(given)} out.")
 

@@ -59,8 +59,10 @@ def check_texts(capsys, experiment, settings, tokenizer):
     model, theirs = transformers.AutoModelForCausalLM.from_pretrained("out"), transformers.AutoTokenizer.from_pretrained("out")
     for prompt, text in zip(PROMPTS, ours, strict=True):
         inputs = theirs(theirs.eos_token + prompt, return_tensors="pt")
-        new = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1]:]
-        assert theirs.decode([number for number in new.tolist() if number != theirs.eos_token_id]).encode() == text.encode()
+        tokens = model.generate(**inputs, max_new_tokens=12, do_sample=False)[0].tolist()
+        # with the last token of the prompt, as some tokenizers leave out a space at the beginning
+        last, new = tokens[inputs["input_ids"].shape[1] - 1], [number for number in tokens[inputs["input_ids"].shape[1]:] if number != theirs.eos_token_id]
+        assert theirs.decode([last, *new]).encode() == (theirs.decode([last]) + text).encode()
     assert len({*ours}) > 5
 
 
@@ -333,3 +335,13 @@ def test_a_stop_between_the_two_renames_keeps_the_export_before(monkeypatch):
 
 def test_a_home_that_nobody_has_is_one_line(capsys):
     assert "~nobody-here" in refused(capsys, "~nobody-here/m.lmp", "out")
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (["--gguf", "m.gguf", "--license", "mit"], "--license: only for a FOLDER"),
+    (["--gguf", "m.gguf", "--license", "mit", "--max-shard-size", "1GB"], "--license and --max-shard-size: only for a FOLDER"),
+    (["--adapter-only", "a", "--dtype", "float16"], "leave --dtype out"), (["--adapter-only", "a", "--max-shard-size", "1XB"], "leave --max-shard-size out"),
+    (["--adapter-only", "a", "--license", "mit", "--no-tokenizer"], "leave --license and --no-tokenizer out")])
+def test_flags_that_would_do_nothing_are_refused(capsys, flags, words):
+    model_file(Path("m.lmp"))
+    assert words in refused(capsys, "./m.lmp", *flags)
