@@ -29,7 +29,7 @@ COMMANDS = sorted({line.split("  #")[0].strip() for _, language, text in BLOCKS 
 PLANS = [(page, text) for page, language, text in BLOCKS if language == "json"]
 PROGRAMS = [(page, text) for page, language, text in BLOCKS if language == "python"]
 # Flags of other programs that the pages name.
-FOREIGN = {"--no-", "--ntasks-per-node", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest"}
+FOREIGN = {"--no-", "--ntasks-per-node", "--logdir", "--backend-store-uri", "--time", "--signal", "--compile", "--largest", "--ranks"}
 # Models that are not here: tests/engine/test_hf_runs.py and test_imported.py have some; and what measures for a while: tests/preview/test_sizes.py.
 NOT_HERE = ("--train-for", "--exp hf", "--initial-model Qwen", "--initial-model exported/", "--initial-model ckpt.pt")
 # What prints something and ends, so that nothing need be trained.

@@ -109,7 +109,7 @@ class Saver:
             self._with_memory(lambda: self._replace_best(copier, mine, stage))
         except OSError:
             if self._writers is not None:
-                self._best = None
+                self._best = self._unwritten_best = None  # also one whose save has failed: the parts of the others may be of this one
             raise
 
     @property
@@ -227,11 +227,12 @@ class Saver:
         return copied
 
     def _is_short_of_memory(self, content: dict[str, Any]) -> bool:
-        """Tell whether the best state is on the GPU, and the system says that it has no memory for copies of both: Linux would end the process."""
-        if not self.best_is_on_gpu:
+        """Tell whether there is a best state, and the system has no memory for the copies that are still to be made: Linux would end the process."""
+        copies = (not self._copier.has_buffers) + self.best_is_on_gpu
+        if not copies or (self._best is None and self._unwritten_best is None):
             return False
         left = memory_left(torch.device("cpu"))
-        return left is not None and left < n_bytes(content) * (1 if self._copier.has_buffers else 2)
+        return left is not None and left < n_bytes(content) * copies
 
     def _write_best_alone(self, before: Callable[[], None]) -> None:
         """Write the best state while training waits, so that its memory is free again; raises OSError when that is not possible."""
@@ -270,9 +271,9 @@ class Saver:
         """Write in a thread; see :meth:`_run`."""
         self._idle.clear()
         try:
-            threading.Thread(target=self._run, args=(write, True), name="lmplay-save").start()
+            threading.Thread(target=self._run, args=([write], True), name="lmplay-save").start()
         except RuntimeError:  # no more threads can be started
-            self._run(write, in_thread=False)
+            self._run([write], in_thread=False)
 
     def wait(self) -> bool:
         """Wait for the running save, if there is one, and return whether the last save has written its state; raises what it has raised, once."""
@@ -373,13 +374,13 @@ class Saver:
         best = [] if self._unwritten_best is None else [(best_file(self._path), self._unwritten_best.content)]
         return [(path, part) for path, part in (*best, (self._path, content)) if isinstance(part, Divided)]
 
-    def _run(self, write: Callable[[], bool | None], in_thread: bool) -> None:
+    def _run(self, work: list[Callable[[], bool | None]], in_thread: bool) -> None:
         """Write, in a thread with a low priority, so that the steps come first; keep the result for :meth:`wait`, None = it is not that of a save."""
         try:
             if in_thread and sys.platform == "linux":  # where a thread has a niceness of its own; while training waits for it, it has all cores
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            result = write()
+            result = work.pop()()  # nothing holds it, and the copy that it has, once it is done: whoever waits may need that memory
             if result is not None:
                 self._result, self.failed = result, 0 if result else self.failed + 1
         except BaseException as error:

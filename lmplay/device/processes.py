@@ -271,7 +271,7 @@ class Processes(Ranks):
     def report(self, text: str, exit_code: int) -> None:
         """Leave word why this process ends alone, for those that will miss it."""
         self.knows.set()
-        self._tell("failed", json.dumps([self.rank, text, exit_code])).join(_ROLL_CALL)
+        self._tell("failed", json.dumps([self.rank, text, exit_code]), _ROLL_CALL)
 
     def leave(self) -> None:
         """End, after a last vote; afterwards nothing can be done together."""
@@ -310,15 +310,16 @@ class Processes(Ranks):
                 self.knows.set()
             raise self.find_lost(error) from error
 
-    def _tell(self, key: str, text: str) -> threading.Thread:
-        """Leave word for all in a thread, which is given: over a cable that has been cut no answer comes, not even an error."""
+    def _tell(self, key: str, text: str, seconds: float = 0.0) -> None:
+        """Leave word for all, in a thread that is waited for that long: over a cable that has been cut no answer comes, not even an error."""
         def tell() -> None:
             with suppress(RuntimeError):
                 self._store.set(key, text)
 
         telling = threading.Thread(target=tell, name="lmplay-tell", daemon=True)
-        telling.start()
-        return telling
+        with suppress(RuntimeError):  # no more threads: the others will find this one missing
+            telling.start()
+            telling.join(seconds)
 
     def find_lost(self, error: BaseException | None = None) -> Lost:
         """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well.
@@ -327,7 +328,10 @@ class Processes(Ranks):
         """
         found: list[Lost] = []
         asking = threading.Thread(target=lambda: found.append(self._call_roll(error)), name="lmplay-roll-call", daemon=True)
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError:  # no more threads
+            return self._call_roll(error)
         asking.join(_ROLL_CALL + 1)
         return found[0] if found else self._cut_off()
 
@@ -341,7 +345,9 @@ class Processes(Ranks):
                 if self._store.check(["failed"]):
                     rank, text, exit_code = json.loads(self._store.get("failed"))
                     return Lost(f"{self.describe(rank)}: {text}", exit_code, rank != 0 and self.rank == 0)
-                present |= {rank for rank in range(self.size) if rank not in present and self._store.check([f"present/{rank}"])}
+                for rank in range(self.size):
+                    if rank not in present and time.monotonic() < until and self._store.check([f"present/{rank}"]):
+                        present.add(rank)
                 time.sleep(_POLL)
         except RuntimeError:  # with the process or the machine that kept what all know
             return self._cut_off()

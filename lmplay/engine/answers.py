@@ -151,9 +151,9 @@ class AnswerWriter:
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    if self._rows == 1:
-                        raise TrainingError("out of memory with one answer that is written; the last checkpoint is whole. A smaller answer_tokens, "
-                                            "--context-len or model may help.") from error
+                    if self._rows == 1 or is_sharded(raw):  # with weights in shares no rank can begin anew alone
+                        raise TrainingError(f"out of memory with {self._rows} answer{'s' * (self._rows > 1)} written at once; the last checkpoint is whole. "
+                                            "A smaller answer_tokens, --context-len or model may help.") from error
                 self._rows //= 2
                 free_memory(device)
                 self._say(f"out of memory: from here on {self._rows} answers are written at once")

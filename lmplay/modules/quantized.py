@@ -74,7 +74,7 @@ def check_quantizing(kind: str, device: torch.device) -> None:
     """Try it on a device; raises UserError where it cannot be."""
     try:
         QuantizedLinear(nn.Linear(_BLOCK, 2, bias=False, device=device), kind).weight.sum()
-    except (RuntimeError, NotImplementedError, AttributeError, OSError) as error:
+    except (RuntimeError, NotImplementedError, AttributeError, OSError, ValueError) as error:
         raise UserError(f"adapter.quantize {kind}: bitsandbytes cannot do it on {device} ({str(error).splitlines()[0]}); leave it out, or choose another "
                         "--device.") from error
 
@@ -82,8 +82,9 @@ def check_quantizing(kind: str, device: torch.device) -> None:
 def _quantize(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Give codes and scales."""
     bits: Any = _library()
-    if kind == "int8":
-        codes, scales, _ = bits.int8_vectorwise_quant(weight)
+    if kind == "int8":  # bitsandbytes' kernel for CUDA takes float16 only
+        scales = weight.abs().amax(1)
+        codes = (weight * (127 / scales)[:, None]).round().to(torch.int8)
         return codes.where(scales[:, None] > 0, 0), scales  # a row of zeros has no scale
     flat = weight.flatten()
     blocks = functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)  # rows of another length are read wrongly by its kernel for CPUs (0.50)

@@ -252,7 +252,7 @@ def test_null_leaves_the_adapter_of_the_defaults_out(folder, capsys):
     assert said.count("adapter lora, rank 16, alpha 32, on 4 layers") == 1
     record = json.loads(Path(f"out/{MODEL}_settings.json").read_text())["stages"]
     assert "adapter" not in record["one"]
-    assert record["two"]["adapter"] == {"kind": "lora", "rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": "all"}
+    assert record["two"]["adapter"] == {"kind": "lora", "rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": "all", "quantize": None}
 
 
 def test_a_save_that_is_killed_leaves_a_whole_base_or_none(folder, capsys, monkeypatch):

@@ -68,6 +68,7 @@ def test_a_hub_that_says_nothing_is_asked_once(folder, monkeypatch, streaming):
         raise FileNotFoundError
 
     asked: list[str] = []
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder / "none"))  # that of the user would be looked into as well
     monkeypatch.setattr(datasets, "load_dataset_builder", load)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
