@@ -53,7 +53,7 @@ def run_ours(model: str, way: str, steps: int, folder: Path, kind: str) -> float
         command = [sys.executable, "-m", "lmplay.train", "--training-plan", str(plan), "--out-dir", out, "--num-blocks", str(blocks), "--embed-dim", str(width),
                    "--num-heads", str(heads), "--context-len", str(context), "--dropout", "0", "--tokenizer", str(folder / "tokenizer.json"), "--max-steps",
                    str(steps + SKIPPED), "--disable-optimizer-warmup", "--keep", "0"]
-        command += ["--mini-batch-size", str(mini_batch)] if kind == "pieces" else []  # else the default: the room of 4 full ones
+        command += ["--mini-batch-size", str(mini_batch)] if kind == "pieces" else []  # else the default: a token budget of 4 full ones
         command += ["--amp"] * ("bf16" in way) + ["--compile-model"] * ("compile" in way)
         _run(command, allowed=(0, 75))
         stats = json.loads((Path(out) / "gpt2ish_model_train_stats.json").read_text(encoding="utf-8"))

@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--quick", action="store_true", help="12 kills")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be given several times")
-    parser.add_argument("--ranks", default="", metavar="N,…", help="kill ranks of runs of so many processes, and nothing else (see torture_ranks.py)")
+    parser.add_argument("--ranks", default="", metavar="N,…", help="kill ranks of runs of N processes, and nothing else (see torture_ranks.py)")
     parser.add_argument("--folder", type=Path, default=Path("torture"), help="with --ranks: where all is kept")
     options = parser.parse_args()
     parts = options.only or list(PARTS)

@@ -29,7 +29,7 @@ from torture_run import MARKED, WINDOWS, Row, Torture, same, whole
 SAMPLES = 60
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 VICTIMS = ("one rank", "one rank", "all ranks")
-_BY_TORCHRUN = 10  # every so many
+_BY_TORCHRUN = 10  # every tenth run
 _SECONDS = 90  # for all to end: 30 are promised where the machine has nothing else to do
 
 

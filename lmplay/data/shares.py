@@ -336,7 +336,7 @@ class SharedRows:
 
 @contextmanager
 def _rare_collections(objects: int) -> Iterator[None]:
-    """Let Python look for garbage only after so many new objects, if that is rarer than before.
+    """Let Python look for garbage only after N new objects, if that is rarer than before.
 
     What a rank knows of the pieces of all others are many objects that stay for some steps; to look through them as often as with one process takes longer
     than to make them.

@@ -97,7 +97,7 @@ def tried(module: nn.Module, settings: StageSettings) -> Iterator[None]:
         yield
     finally:
         drop_adapter(module)
-        for name, layer in layers.items():  # of quantized weights there is no way back
+        for name, layer in layers.items():  # quantized weights cannot be brought back
             module.set_submodule(name, layer)
         for parameter in trained:
             parameter.requires_grad_()

@@ -181,7 +181,7 @@ def test_packed_pieces_that_cannot_be_compiled_are_refused(model, fault):
 
 @pytest.fixture
 def loss_as_on_gpu(monkeypatch):
-    """Let a model be judged by the compiled loss, in chunks of so many positions; gives the sizes that the code has been run with, in order."""
+    """Let a model be judged by the compiled loss, in chunks of N positions; gives the sizes that the code has been run with, in order."""
     def install(wrapped, chunk=16):
         on_gpu, code, sizes = linear_cross_entropy._compute_on_gpu, wrapped._loss_code, []
         monkeypatch.setattr(type(wrapped), "judge_chunk", property(lambda self: self._judge_chunk))
