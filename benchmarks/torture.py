@@ -26,7 +26,7 @@ from pathlib import Path
 
 from torture_faults import damaged_files, disks, hub, limited, other_files, siblings
 from torture_ranks import kill_ranks
-from torture_run import WINDOWS, Row, Torture, same, untouched, whole
+from torture_run import WINDOWS, Row, Torture, same, untouched, wait_for, whole
 
 SAMPLES_PER_KILL = 25
 # Length of the runs for the other faults, and the most of those that are killed.
@@ -47,12 +47,7 @@ def kill_once(torture: Torture, out: Path, dice: random.Random, moment: str, num
     elif moment == "any time":
         time.sleep(dice.uniform(0.3, 4))
     else:
-        count = dice.randint(1, 4)
-        for line in process.stdout:
-            count -= line.strip() == f"@{moment}"
-            if not count:
-                break
-        time.sleep(dice.uniform(0, 0.01))
+        wait_for(moment, process.stdout, dice)
     threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop it
     for _ in range(pauses):
         with contextlib.suppress(ProcessLookupError):

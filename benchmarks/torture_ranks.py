@@ -24,7 +24,7 @@ from pathlib import Path
 
 import several
 from helpers import ROOT
-from torture_run import MARKED, WINDOWS, Row, Torture, same, whole
+from torture_run import MARKED, WINDOWS, Row, Torture, same, wait_for, whole
 
 SAMPLES = 60
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
@@ -157,12 +157,7 @@ def _kill_once(torture: Torture, folder: Path, variant: Variant, progress: Progr
     if moment == "any time":
         time.sleep(dice.uniform(0.3, 20 if by_torchrun else 5))
     else:
-        left = dice.randint(1, 4)
-        for line in running.lines:
-            left -= line.strip() == f"@{moment}"
-            if not left:
-                break
-        time.sleep(dice.uniform(0, 0.01))
+        wait_for(moment, running.lines, dice)
     running.kill(victims, number, dice)
     killed = time.monotonic()
     codes = running.ended()

@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +106,16 @@ def untouched(folder: Path, samples: int) -> tuple[Torture, Path]:
     code, output = torture.finish(reference)
     assert code == 0, output
     return torture, reference
+
+
+def wait_for(moment: str, lines: Iterable[str], dice: random.Random) -> None:
+    """Read what a run says until one of the first four times that it is at a moment, and a little longer."""
+    left = dice.randint(1, 4)
+    for line in lines:
+        left -= line.strip() == f"@{moment}"
+        if not left:
+            break
+    time.sleep(dice.uniform(0, 0.01))
 
 
 def whole(out: Path, name: str = NAME) -> bool:

@@ -55,10 +55,12 @@ def bring_back_base(run: Run) -> None:
     adapter = run.model.adapter
     if adapter is None or not run.is_main or base_file(run.path, adapter["base"]).exists():
         return
+    if "quantize" in adapter:
+        run.report.say(f"WARNING: {base_file(run.path, adapter['base'])}, the weights below the adapter, is gone and cannot be written again, as they are "
+                       f"kept in {adapter['quantize']} only while the adapter is trained; bring it back from a copy, or states of this stage cannot be opened")
+        return
     built = {key: value for key, value in run.model.state_args().items() if key != "adapter"}
     try:
-        if "quantize" in adapter:
-            raise UserError(f"while it is trained they are kept in {adapter['quantize']} only")
         keep_base(run.path, {"state_args": built, "state": base_state(run.device_model.raw)})
     except (OSError, UserError) as error:
         run.report.say(f"WARNING: {base_file(run.path, adapter['base'])}, the weights below the adapter, is gone and could not be written again ({error}); "

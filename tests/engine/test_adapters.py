@@ -17,6 +17,7 @@ from pairs import rows_of_pairs
 from tasks import TASKS, grpo
 
 from lmplay.checkpoints.trained import open_trained
+from lmplay.engine import adapting
 from lmplay.evaluate.__main__ import main as evaluate
 from lmplay.export.__main__ import main as export
 from lmplay.train.__main__ import main
@@ -279,7 +280,7 @@ def test_a_save_that_is_killed_leaves_a_whole_base_or_none(folder, capsys, monke
 
 
 @pytest.mark.parametrize("adapter", [{"kind": "lora", "quantize": "nf4"}, {"kind": "dora", "quantize": "int8"}])
-def test_weights_below_it_may_be_quantized(folder, capsys, adapter):
+def test_weights_below_it_may_be_quantized(folder, capsys, monkeypatch, adapter):
     """A state within the stage, and the end of it, are what was trained: the quantized weights and the adapter; the base is kept as it was."""
     pytest.importorskip("bitsandbytes")
     change(two={"adapter": {**ADAPTER, **adapter}})
@@ -296,9 +297,15 @@ def test_weights_below_it_may_be_quantized(folder, capsys, adapter):
     for name in changed:
         assert 0 < (before[name] - found[name]).norm() < 0.5 * before[name].norm()
     run("--out-dir", "some", "--check-plan")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(adapting, "base_file", lambda path, identity: path.parent / "none.lmp")
+        run("--out-dir", "some", "--max-steps", "1", code=75)
+    assert f"none.lmp, the weights below the adapter, is gone and cannot be written again, as they are kept in {adapter['quantize']} only" in \
+        capsys.readouterr().out
     base.unlink()
-    assert f"while it is trained they are kept in {adapter['quantize']} only" not in capsys.readouterr().out
     run("--out-dir", "some", code=2)
+    assert "holds an adapter, and the weights below it" in capsys.readouterr().err
 
 
 def test_weights_that_cannot_be_quantized_are_refused(folder, capsys, monkeypatch):

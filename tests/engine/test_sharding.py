@@ -7,6 +7,7 @@ import pytest
 import several
 from helpers import compare_runs, load, write_plan, write_rows
 from pairs import rows_of_pairs
+from tasks import TASKS, grpo
 from together import FLAGS, MODEL, assert_alike, start, steps_of, train, write_data
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forked processes")
@@ -25,15 +26,18 @@ def test_one_process_has_the_whole_model_and_says_so(folder):
 
 def test_what_needs_the_whole_model_is_refused_by_name(folder):
     write_rows(folder / "pairs.jsonl", rows_of_pairs(12))
+    write_rows(folder / "tasks.jsonl", TASKS)
     write_plan(folder, {"one": {"dataset": "rows.jsonl", "samples": 5, "optimizer": "adafactor"},
                         "two": {"dataset": "rows.jsonl", "samples": 5, "adapter": {"kind": "lora", "rank": 2}},
-                        "three": {"dataset": "pairs.jsonl", "samples": 5, "objective": "dpo"}})
+                        "three": {"dataset": "pairs.jsonl", "samples": 5, "objective": "dpo"},
+                        "four": {"dataset": "tasks.jsonl", "samples": 5, "objective": grpo(kl=0.1)}})
     codes, outputs, complaints = several.train(2, *FLAGS, "--shard", "--compile-model")
     assert codes == [2, 2]
     assert "--shard and --compile-model together" in complaints[0]
     assert "stage 'one': --shard: the optimizer adafactor needs whole weights" in complaints[0]
     assert "stage 'two': adapter and --shard together" in complaints[0]
     assert "stage 'three': --shard: the objective dpo compares with the model at the start of the stage" in complaints[0]
+    assert "stage 'four': --shard: with kl the answers are compared with the model at the start of the stage" in complaints[0]
     assert not complaints[1] + outputs[1]
 
 
