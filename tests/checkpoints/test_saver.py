@@ -350,6 +350,37 @@ def test_without_memory_for_a_part_of_the_best_state_ranks_save_the_newest_alone
     assert "WARNING: the best state is not written" in said[0]
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_best_state_of_a_folder_is_of_one_step_after_a_failed_save_and_a_failed_copy(tmp_path, monkeypatch, failing):
+    texts, said = {}, []
+    savers = [Saver(tmp_path / "m.lmp", keep=0, writers=Writers(Ranks(rank, 2, texts)), say=said.append) for rank in range(2)]
+
+    def save(number, written):
+        savers[1].save_part({name: content(number)[name] for name in ("model", "optimizers")}, written)
+        savers[0].save(content(number), "one", None, lambda record: None, lambda record, seconds: None, said.append)
+        return savers[1].wait() and savers[0].wait()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    def no_memory(work):
+        raise OSError("the state cannot be copied")
+
+    for saver in savers:
+        saver.keep_best(content(1), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "write_own", full)
+        assert not save(2, True)
+    savers[1 - failing].keep_best(content(3), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(savers[failing], "_with_memory", no_memory)
+        with pytest.raises(OSError, match="cannot be copied"):
+            savers[failing].keep_best(content(3), None)
+    assert save(4, False)
+    assert number_of(load(tmp_path / "m.lmp")) == 4
+    assert not (tmp_path / "m.best.lmp").exists()
+
+
 def test_what_is_no_fault_of_the_disk_is_said_to_rank_0_and_raised_where_it_is(tmp_path, monkeypatch):
     """Rank 0 would wait for a rank that says nothing."""
     texts, failures = {}, []
