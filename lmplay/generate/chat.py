@@ -1,13 +1,12 @@
 """Talking with a model: `--chat` and `--ask`."""
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from ..command_line import replace_broken_input
 from ..files import json_line, write_text
+from ..paths import expanded
 from ..signals import Stop, raise_stop
 from ..writing.conversation import Conversation
 from .writer import Writer
@@ -88,7 +87,7 @@ def _command(conversation: Conversation, line: str) -> None:
 
 def _save(conversation: Conversation, name: str) -> str:
     """Write a conversation to a new file; says how it went."""
-    path = Path(os.path.expanduser(name))
+    path = expanded(name)
     if not name:
         return "/save needs the name of a file: /save chat.jsonl"
     if not conversation.said:

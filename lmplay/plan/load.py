@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from ..documents import read_json_or_yaml
 from ..errors import MOST_FAULTS, Faults, UserError, nearest
-from ..paths import glob_files
+from ..paths import expanded, glob_files
 from .catalog import BUILTINS, CATALOG, DATA_SUFFIXES, is_endless, kind_of, nearest_source, source_kinds
 from .mended import mended
 from .names import RESERVED_ENDING
@@ -111,7 +111,7 @@ def _find(name_or_path: str | Path) -> Path:
     """Turn a plan's name or path into the path of its file."""
     name = str(name_or_path)
     built_in = _built_in()
-    path = built_in.get(name) or Path(os.path.expanduser(name))
+    path = built_in.get(name) or expanded(name)
     if not os.path.exists(path):
         near = nearest(path.name, [*built_in, *_names_in(path.parent)])
         raise UserError(f"plan '{name}': neither a file nor a built-in plan.{near} Built-in plans: {', '.join(built_in)}.")
