@@ -7,8 +7,8 @@ Each way trains in a process of its own, `lmp_trainer` with everything on (stati
 over the rounds are compared. What counts is real tokens a second, given ones too (titles, ends of pieces before), without padding, from the third step on.
 "pieces" are texts of a length that fills the context, 8 a step; "short" are paragraphs, 50 a step by mini-batches of 4. litgpt, which needs other versions of
 some packages, runs in an environment of its own (pip install litgpt), on rows that are cut out of one long text. The last figure of a line is the share of
-the machine's matrix products: the operations of the model's products for these tokens, over the time and over the rate that products of its shapes reach
-alone in this process.
+the machine's matrix products: the operations of the model's products for these tokens, over the time and over the rate that the same products reach alone,
+forward and backward, in this process.
 """
 from __future__ import annotations
 
@@ -95,7 +95,11 @@ def cut(folder: Path, kind: str, tokenizer: Any, model: str) -> int:
 
 
 def product_rate(model: str, vocab_size: int, bf16: bool) -> tuple[float, float]:
-    """Measure the matrix products of a step alone: operations a second, and the operations that a token needs, forward and backward."""
+    """Measure the matrix products of a step alone: operations a second, and the operations that a token needs, forward and backward.
+
+    Of each product of the model: the forward pass, the gradient of its input and that of its weight, into memory that is there. This is the most that a step
+    could reach if it did nothing else.
+    """
     import torch
 
     blocks, width, _, context = MODELS[model]
@@ -103,15 +107,16 @@ def product_rate(model: str, vocab_size: int, bf16: bool) -> tuple[float, float]
     shapes = [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)] * blocks + [(width, vocab_size)]
     seconds = 0.0
     for n_in, n_out in set(shapes):
-        left, right = torch.randn(tokens, n_in, dtype=dtype), torch.randn(n_in, n_out, dtype=dtype)
-        times = []
-        for _ in range(4):
-            started = time.perf_counter()
-            left @ right
-            times.append(time.perf_counter() - started)
-        seconds += min(times) * shapes.count((n_in, n_out))
-    per_token = sum(2 * n_in * n_out for n_in, n_out in shapes)
-    return per_token * tokens / seconds, 3.0 * per_token
+        inputs, weight, outputs = (torch.randn(shape, dtype=dtype) for shape in ((tokens, n_in), (n_out, n_in), (tokens, n_out)))
+        for left, right in ((inputs, weight.T), (outputs, weight), (outputs.T, inputs)):
+            result, times = left @ right, []
+            for _ in range(4):
+                started = time.perf_counter()
+                torch.mm(left, right, out=result)
+                times.append(time.perf_counter() - started)
+            seconds += min(times) * shapes.count((n_in, n_out))
+    per_token = 3.0 * sum(2 * n_in * n_out for n_in, n_out in shapes)
+    return per_token * tokens / seconds, per_token
 
 
 def main() -> None:
