@@ -222,8 +222,9 @@ def _check_ids(tokenizer: Tokenizer, source: str, say: Callable[[str], None]) ->
         return
     try:
         own = load_tokenizer(source)
-    except UserError:
-        say(f"WARNING: experiment {WITH_WEIGHTS}:{source}: has no tokenizer, so tokens of {tokenizer.name} are those of the same ids.")
+    except UserError as error:
+        say(f"WARNING: experiment {WITH_WEIGHTS}:{source}: its own tokenizer cannot be read ({error.faults[0].partition(' Ways out:')[0]}), so nothing says "
+            f"whether the ids of {tokenizer.name} are the same tokens there.")
         return
     if others := [number for number in differing_ids(tokenizer, own) if number < own.vocab_size]:  # beyond them are rows that mean nothing yet
         raise UserError(f"experiment {WITH_WEIGHTS}:{source}: its weights are for its own tokenizer, and {len(others):,} of the {tokenizer.vocab_size:,} ids "

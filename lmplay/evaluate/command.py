@@ -152,17 +152,22 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.json not in (None, "-"):
         check_folder(expanded(options.json).parent, "folder of --json")
     results: list[Result] = []
+    lost: list[str] = []  # what could not be recorded
     for model in models:
         model.module.to(device)
         for data, judge in judges:
             for result in judge(model):
                 results.append(result)
-                if model.place in records:
-                    _record(model.place, result)
+                try:
+                    _record(model.place if model.place in records else None, result)
+                except UserError as error:
+                    lost += error.faults
             for note in data.notes if data is not None and model is models[0] else []:
                 print(printable(note), file=sys.stderr)
         model.module.cpu()
     _tell(results, options.json)
+    if lost:
+        raise UserError(*dict.fromkeys(lost))
 
 
 def _open_sets(options: argparse.Namespace, folder: Path) -> list[tuple[DataSet | None, Judge]]:
@@ -270,7 +275,8 @@ def _record(place: Place | None, result: Result) -> None:
     if place is None:
         return
     file = evaluations_file(place.folder, place.run_name)
-    with NameLock([Name(file, f"evaluations {file}", "is being written by", "--no-record leaves the file out.")]).held(_PATIENCE):
+    # .mine_eval.json.lock: a model may be called mine_eval
+    with NameLock([Name(file.with_name(f"{file.name}.lmp"), f"evaluations {file}", "is being written by", "--no-record leaves the file out.")]).held(_PATIENCE):
         add_evaluation(place.folder, place.run_name, place.run, {"state": place.state, "samples": place.samples, **result.to_json()})
 
 

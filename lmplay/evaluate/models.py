@@ -1,7 +1,6 @@
 """The models that are judged: files of lmplay, and folders of transformers.  What is heavy is imported once the flags are known to be right."""
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files import is_state
-from ..paths import EXPORT_RECORD, expanded, in_folder
+from ..paths import expanded, in_folder
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings, find_model
 
@@ -127,20 +126,19 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
     from ..exp.imported import open_foreign
     from ..writing.prompting import recorded
 
-    folder, foreign = expanded(source), open_foreign(source, f"MODEL {label}")
+    foreign = open_foreign(source, f"MODEL {label}")
     longest, tokenizer = foreign.longest or _MOST_CONTEXT, foreign.tokenizer
     module = foreign.build(longest)
-    prompting = replace(recorded(tokenizer, _forms_of(folder), form), begin_id=foreign.begin_id)
+    prompting = replace(recorded(tokenizer, _forms_of(foreign.record), form), begin_id=foreign.begin_id)
     return Judged(label, module.eval(), tokenizer, longest, prompting, device, None, tokenizer.chat_template)
 
 
-def _forms_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read how the prompts of an exported model begin; of other folders nothing is known."""
+def _forms_of(record: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Read from the record of an export how its prompts begin; of other models nothing is known."""
     from ..data.samples import FORMS
 
     try:
-        forms = json.loads((folder / EXPORT_RECORD).read_text(encoding="utf-8"))["forms"]
         return {str(stage): [{"form": source["form"], "chat": source.get("chat")} for source in sources if source["form"] in FORMS]
-                for stage, sources in forms.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                for stage, sources in record["forms"].items()}
+    except (KeyError, TypeError, AttributeError):
         return {}

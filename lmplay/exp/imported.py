@@ -91,11 +91,13 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
 @dataclass(frozen=True)
 class Foreign:
     """A model of transformers as it is, to be used: its tokenizer, the most tokens that it reads (None = no limit), the token that everything begins with
-    (None = an end token before plain texts, as in our training), and what builds it, on the CPU."""
+    (None = an end token before plain texts, as in our training), what `lmp_export` wrote about it (empty: it is from elsewhere), and what builds it, on the
+    CPU."""
 
     tokenizer: Tokenizer
     longest: int | None
     begin_id: int | None
+    record: dict[str, Any]
     build: Callable[[int], nn.Module]
     """Gives it for sequences of a length, in training mode; raises UserError where its weights cannot be read."""
 
@@ -125,8 +127,31 @@ def open_foreign(source: str, label: str) -> Foreign:
         module.load_state_dict(read_own_weights(source, label))
         return module
 
-    is_ours = (folder / EXPORT_RECORD).is_file()  # which has learned texts after an end token
-    return Foreign(tokenizer, longest, None if is_ours else tokenizer.begin_id, build)
+    record = _read_record(source, label)
+    return Foreign(tokenizer, longest, None if record else tokenizer.begin_id, record, build)  # ours has learned texts after an end token
+
+
+def _read_record(source: str, label: str) -> dict[str, Any]:
+    """Read the record of an export, in a folder or on the hub; empty where there is none, or it is not one.
+
+    :raises UserError: when the hub does not answer.
+    """
+    path = expanded(source) / EXPORT_RECORD
+    if not expanded(source).is_dir():
+        import huggingface_hub
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            path = Path(huggingface_hub.hf_hub_download(source, EXPORT_RECORD))
+        except EntryNotFoundError:  # without a network too, when it is not in the cache
+            return {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{label}: its {EXPORT_RECORD} cannot be read ({first_line(error)}); try again later.") from None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def check_folder(folder: Path, label: str) -> None:

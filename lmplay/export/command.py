@@ -103,7 +103,7 @@ def _export_adapter(options: argparse.Namespace) -> None:
         stages = sorted(file.stem.removeprefix(f"{name}.") for file in finished.parent.glob(f"{name}.*.lmp"))
         there = f" There are those of {', '.join(stages)}: give --state {stages[0]}." if stages else ""
         raise UserError(f"--adapter-only: {path} holds no adapter: it is merged into the weights at the end of its stage.{there}")
-    with written_whole(folder) as temporary:
+    with written_whole(folder, path, options.overwrite) as temporary:
         write_adapter(temporary, trained)
     base = base_file(path, trained.base)
     print(f"{path} is written as {folder}: {trained.settings.kind}, rank {trained.settings.rank}, on {len(trained.layers)} layers; for the model that "
@@ -137,18 +137,18 @@ def _export(options: argparse.Namespace) -> None:
         write_gguf(gguf, model, None if options.no_tokenizer else trained.tokenizer, gguf.stem, options.dtype, trained.chat_template, options.overwrite)
         print(f"{what} {gguf}: {described(model, options.dtype)}")
     if folder is not None:
-        _write_folder(folder, model, trained, options)
+        _write_folder(folder, path, model, trained, options)
         print(f"{what} {folder}: {described(model, options.dtype)}")
 
 
-def _write_folder(folder: Path, model: PreTrainedModel, trained: Trained, options: argparse.Namespace) -> None:
+def _write_folder(folder: Path, path: Path, model: PreTrainedModel, trained: Trained, options: argparse.Namespace) -> None:
     """Write the folder, and send it to the hub where that was asked for."""
     from .card import write_card
     from .folder import written_whole
     from .push import push
     from .written import described, write_model
 
-    with written_whole(folder) as temporary:
+    with written_whole(folder, path, options.overwrite) as temporary:
         write_model(temporary, model, trained, options)
         write_card(temporary, trained, options.push or folder.resolve().name, options.state, described(model, options.dtype), options.license,
                    not options.no_tokenizer)

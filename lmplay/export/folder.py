@@ -35,13 +35,15 @@ def check_target(folder: Path, model: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
+def written_whole(folder: Path, model: Path, overwrite: bool) -> Iterator[Path]:
     """Give a folder to write into, which is renamed at the end; where something fails, it is removed, and what was there before stays.
 
+    :param model: as in :func:`check_target`, like `overwrite`.
     :raises UserError: when something cannot be written, or another process is writing there.
     """
     make_folder(folder.parent, "folder of the export")
     with locked(folder):
+        check_target(folder, model, overwrite)  # something may have been put there since the start
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()

@@ -11,6 +11,8 @@ from curves import plot
 from exported import model_file
 from helpers import ENVIRONMENT, ROOT, sentences, train, write_rows
 
+from lmplay.checkpoints.lock import Name, NameLock
+from lmplay.errors import UserError
 from lmplay.evaluate.command import run
 from lmplay.stats.evaluations import add_evaluation, read_evaluations
 
@@ -93,6 +95,23 @@ sys.stdin.readline()
 for number in range(25):
     _record(place, Result("texts", f"{sys.argv[1]} {number}", "mine", "set.jsonl", {}, {"documents": 1}, ()))
 """
+
+
+def test_figures_that_cannot_be_recorded_are_printed(trained, capsys, monkeypatch):
+    def full(*_, **__):
+        raise UserError("evaluations: cannot be written (No space left on device).")
+
+    monkeypatch.setattr("lmplay.stats.evaluations.write_text", full)
+    assert run(["mine.0.1", "mine.0.1.best", "--set", "set.jsonl", "--device", "cpu", "--json", "figures.json"]) == 2
+    said = capsys.readouterr()
+    assert "mine.0.1.best " in said.out
+    assert len(json.loads(Path("figures.json").read_text())["evaluations"]) == 2
+    assert said.err.count("No space left on device") == 1
+
+
+def test_a_model_of_that_name_may_be_trained_meanwhile(trained, capsys):
+    with NameLock([Name(Path("out_gpt/mine.0.1_eval.lmp"), "a model", "is being trained by", "Wait.")]).held():
+        assert len(judge("mine.0.1", "--set", "set.jsonl")) == 1
 
 
 def test_several_programs_at_once_lose_nothing(tmp_path):

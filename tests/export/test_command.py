@@ -279,6 +279,17 @@ def test_a_gguf_file_is_never_the_model_nor_in_the_folder_that_is_replaced(capsy
     assert Path("m.lmp").read_bytes() == before
 
 
+def test_files_that_others_put_there_meanwhile_are_kept(capsys, monkeypatch):
+    def write(folder, *_):
+        Path("out").mkdir()
+        Path("out/mine.txt").write_text("kept")
+
+    model_file(Path("m.lmp"))
+    monkeypatch.setattr("lmplay.export.folder.make_folder", write)
+    assert "lmp_export has not written mine.txt in it" in refused(capsys, "./m.lmp", "out")
+    assert Path("out/mine.txt").read_text() == "kept"
+
+
 def test_two_exports_to_one_place_do_not_meet(capsys):
     pytest.importorskip("gguf")
     model_file(Path("m.lmp"))

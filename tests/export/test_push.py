@@ -1,6 +1,7 @@
 """`lmp_export --push`, to a small hub on this machine, and `--initial-model NAME` from there."""
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from helpers import sentences, write_plan, write_rows
 from hub_server import HubServer
 
 from lmplay.checkpoints.trained import open_trained
+from lmplay.evaluate.command import run as evaluate
 from lmplay.export.command import run
 from lmplay.train.__main__ import main
 
@@ -46,6 +48,20 @@ def test_a_model_is_sent_and_begun_with_from_there(hub, capsys, tmp_path):
     tokens = torch.arange(20)[None]
     for found in (logits(open_trained(Path("out_gpt/new.lmp")).module, tokens), their_logits(tmp_path / "out", tokens)):
         torch.testing.assert_close(found, logits(stirred("llamaish", 257), tokens), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_model_on_the_hub_is_judged_as_the_one_it_was_made_from(hub, capsys, tmp_path, has_record):
+    """The record of the export says how prompts begin; of a model without one nothing is known."""
+    model_file(Path("m.lmp"), forms={"one": [{"source": "a.jsonl", "form": "instruction", "chat": None}]})
+    assert run(["./m.lmp", "out", "--push", "me/mine"]) == 0
+    if not has_record:
+        (tmp_path / "hub/me/mine/lmplay.json").unlink()
+    write_rows(tmp_path / "set.jsonl", [{"question": "A cat", "choices": [" is here.", " was there, and it ate."], "answer": 0} for _ in range(5)])
+    assert evaluate(["./m.lmp", "hf:me/mine", "--choices", "set.jsonl", "--device", "cpu", "--json", "figures.json"]) == 0, capsys.readouterr().err
+    ours, theirs = json.loads(Path("figures.json").read_text())["evaluations"]
+    assert ours["settings"]["form"] == "instruction"
+    assert theirs["settings"]["form"] == ("instruction" if has_record else "text")
 
 
 @pytest.mark.parametrize(("name", "token", "said"), [
