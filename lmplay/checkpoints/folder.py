@@ -121,7 +121,12 @@ def files_of(content: Mapping[str, Any]) -> dict[str, File]:
 
 def are_right(folder: Path, content: Mapping[str, Any]) -> bool:
     """Tell whether the checksums of all files of shards are right; raises OSError when one cannot be read."""
-    return all((folder / name).is_file() and is_right(folder / name, Written(file["bytes"], file["checksum"])) for name, file in files_of(content).items())
+    return all(is_noted(folder / name, file) for name, file in files_of(content).items())
+
+
+def is_noted(path: Path, file: File) -> bool:
+    """Tell whether a file of shards is what a state notes of it; raises OSError when it cannot be read."""
+    return path.is_file() and is_right(path, Written(file["bytes"], file["checksum"]))
 
 
 def join(folder: Path, content: dict[str, Any], lazily: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -21,7 +22,7 @@ from ..component import Component
 from ..data.sentences import RULES
 from ..errors import UserError
 from ..files import STATE, NotAFile, check_is_file, check_is_state, is_state, put, sync_folder, temporary_name, write_atomic
-from .folder import Divided, File, are_right, join, with_shards
+from .folder import Divided, File, are_right, files_of, is_noted, join, with_shards
 from .hashed import Hashed, hash_file
 from .pieces import memory_of
 from .schema import check_archive, check_components, check_content
@@ -42,6 +43,19 @@ Result = TypeVar("Result")
 
 Write = Callable[[Path, dict[str, Any], Callable[[Path], None] | None, Callable[[], bool]], None]
 """Writes a state: takes what :func:`write` takes."""
+
+Verify = Callable[[Path], bool | None]
+"""Tells whether the checksums of a state are right: takes, returns and raises what :func:`verify` does."""
+
+
+@dataclass(frozen=True)
+class ToVerify:
+    """A file of a state."""
+
+    path: Path
+    bytes: int
+    noted: File | None = None
+    """What the state notes of it; None = its checksum is in the file itself."""
 
 
 class Damaged(UserError):
@@ -86,16 +100,17 @@ def write_folder(path: Path, divided: Divided, files: Mapping[str, File], before
     sync_folder(path.parent)
 
 
-def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> dict[str, Any]:
+def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False, verified: Verify | None = None) -> dict[str, Any]:
     """Read a checkpoint, tensors to the CPU; no code in it is executed.
 
     :param parts: the components that it must have.
     :param mmap: see :func:`read`.
+    :param verified: see :func:`read`.
     :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
     :raises UserError: when the file cannot be read, or its format version is unknown.
     """
     keep = "It is left as it is; choose another --model" + (", or --reset-history to start anew beside it." if len(parts) > 1 else ".")
-    content = read(path, keep, mmap)
+    content = read(path, keep, mmap, verified=verified)
     if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
         raise UserError(f"model {path}: holds only weights, so no run can be resumed from it; --initial-model {path} starts a new run with them.")
     if content["format"] != FORMAT or not all(name in content for name in parts):
@@ -105,7 +120,7 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False) -> d
     return content
 
 
-def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -> dict[str, Any]:
+def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True, verified: Verify | None = None) -> dict[str, Any]:
     """Read a checkpoint or a file of weights alone; the content has the key "format".
 
     Where a run replaces it meanwhile, it is read again: what is returned is one state.
@@ -113,17 +128,18 @@ def read(path: Path, advice: str = "", mmap: bool = False, check: bool = True) -
     :param advice: appended to the message of :class:`Damaged`.
     :param mmap: leave the tensors on the disk until they are used.
     :param check: verify the checksum.
+    :param verified: tells what a verification has found, where that has been done; None = it is done now.
     :raises Damaged: when the file is damaged, not a file of lmplay, or does not hold what a checkpoint holds.
     :raises UserError: when the file cannot be read.
     """
-    return _steadily(path, lambda: _read(path, advice, mmap, check))
+    return _steadily(path, lambda: _read(path, advice, mmap, (verified or _verify) if check else None))
 
 
-def _read(path: Path, advice: str, mmap: bool, check: bool) -> dict[str, Any]:
+def _read(path: Path, advice: str, mmap: bool, verify: Verify | None) -> dict[str, Any]:
     """Read a state once, see :func:`read`."""
     try:
         check_is_state(path)
-        if check and _verify(path) is False:
+        if verify is not None and verify(path) is False:
             raise Damaged(f"model {path}: damaged, or not a checkpoint of lmplay (its checksum is wrong). {advice}")
         is_folder = path.is_dir()
         content = _read_archive(path / STATE if is_folder else path, mmap)
@@ -155,6 +171,28 @@ def verify(path: Path) -> bool | None:
     :raises OSError: when a file cannot be read.
     """
     return _steadily(path, lambda: _verify(path))
+
+
+def files_to_verify(path: Path) -> list[ToVerify]:
+    """List the files of a state, which can be verified one by one; where it is a folder, :data:`STATE` is the first, and says what the others are.
+
+    :raises OSError: when one cannot be read.
+    """
+    if not path.is_dir():
+        return [ToVerify(path, path.stat().st_size)]
+    state = path / STATE
+    try:
+        files = files_of(_read_archive(state, mmap=True))
+    except OSError:
+        raise
+    except Exception:  # damaged bytes can raise anything; its own checksum is wrong then
+        files = {}
+    return [ToVerify(state, state.stat().st_size), *(ToVerify(path / name, file["bytes"], file) for name, file in files.items())]
+
+
+def verify_file(one: ToVerify) -> bool | None:
+    """Tell whether the checksum of a file is right, see :func:`verify`; raises OSError when it cannot be read."""
+    return _verify_archive(one.path) if one.noted is None else is_noted(one.path, one.noted)
 
 
 def _steadily(path: Path, look: Callable[[], Result]) -> Result:

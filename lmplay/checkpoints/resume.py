@@ -14,20 +14,21 @@ from ..stats.writing import read_stats
 from . import rotation
 from .base import bring_base, finished_file, with_base
 from .best import best_file, best_names
-from .format import Damaged, load, read, stage_file
+from .format import Damaged, Verify, load, read, stage_file
 from .ownership import Owner, is_model, owner_of, refuse_as_newest, refuse_others
 from .rotation import Found
 
 
-def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found | None:
+def choose_state(settings: Settings, path: Path, stages: Sequence[str], verified: Verify | None = None) -> Found | None:
     """Choose the state that a run resumes from, without changing anything.
 
     :param path: the model file.
     :param stages: names of the plan's stages.
+    :param verified: tells what a verification of a state has found, where it has been done; None = it is done here.
     :return: the checkpoint of `--resume`, by default the newest whole one; None for a new run.
     :raises UserError: when the checkpoint of `--resume` does not exist, all are damaged, or a file of another model or run would be taken or replaced.
     """
-    found = _choose(settings, path, stages)
+    found = _choose(settings, path, stages, verified)
     with suppress(Damaged):
         if path.exists() and (found is None or found.path != path):  # it will get another name
             refuse_as_newest(path, read(path, mmap=True, check=False))
@@ -37,22 +38,36 @@ def choose_state(settings: Settings, path: Path, stages: Sequence[str]) -> Found
     return found
 
 
-def _choose(settings: Settings, path: Path, stages: Sequence[str]) -> Found | None:
+def states_to_choose(settings: Settings, path: Path, stages: Sequence[str]) -> list[Path]:
+    """List the states of which :func:`choose_state` takes the first that is whole."""
+    if settings.resume != "latest":
+        return [chosen] if is_state(chosen := _asked_for(settings, path)) else []
+    found: dict[tuple[int, int], Path] = {}
+    for state in [] if settings.reset_history else rotation.existing(path, stages):
+        found.setdefault(identity(state), state)  # links to one state are verified once
+    return [*found.values()]
+
+
+def _asked_for(settings: Settings, path: Path) -> Path:
+    """Give the state that `--resume` names."""
+    chosen = best_file(path) if settings.resume == "best" else settings.found(settings.resume)
+    return path if path.exists() and chosen.exists() and identity(path) == identity(chosen) else chosen
+
+
+def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Verify | None) -> Found | None:
     """Choose the state, see :func:`choose_state`."""
     best = best_file(path)
     if settings.resume == "latest":
         try:
-            return None if settings.reset_history else rotation.find(path, stages, settings.divides_model)
+            return None if settings.reset_history else rotation.find(path, stages, settings.divides_model, verified)
         except Damaged as error:
             raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
-    chosen = best if settings.resume == "best" else settings.found(settings.resume)
+    chosen = _asked_for(settings, path)
     if not is_state(chosen):
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
         raise UserError(f"--resume {settings.resume}: there is no file {chosen}; {hint}.")
-    if path.exists() and identity(path) == identity(chosen):
-        chosen = path
     try:
-        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model)))
+        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model, verified=verified)))
     except Damaged as error:
         raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
                         "newest state.") from None

@@ -18,7 +18,7 @@ from ..files import check_free_bytes, identity, link_atomic, remove, remove_left
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
 from .base import FINISHED, with_base
-from .format import Damaged, Write, content_bytes, load, stage_file, write
+from .format import Damaged, Verify, Write, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
 
@@ -59,10 +59,11 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
             remove(old)
 
 
-def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
+def find(path: Path, stages: Sequence[str], mmap: bool = False, verified: Verify | None = None) -> Found | None:
     """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
     :param mmap: leave the tensors on the disk until they are used.
+    :param verified: see :func:`lmplay.checkpoints.format.read`.
     :raises Damaged: when all files are damaged.
     :raises UserError: when the newest whole file has an unknown format version, or belongs to another model.
     """
@@ -71,7 +72,7 @@ def find(path: Path, stages: Sequence[str], mmap: bool = False) -> Found | None:
         fault = next((fault for other, fault in damaged if os.path.samefile(other, candidate)), None)  # a link to a damaged file
         try:
             if fault is None:
-                content = load(candidate, mmap=mmap)
+                content = load(candidate, mmap=mmap, verified=verified)
                 if candidate == path:
                     refuse_as_newest(path, content)
                 elif candidate not in previous(path).values():

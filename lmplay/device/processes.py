@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,8 +33,12 @@ _START, _OPERATION = timedelta(minutes=10), timedelta(hours=6)
 _BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 5.0
 # Seconds in which the ranks that are left report, to find out which have gone; they are part of those 30, with one more.
 _ROLL_CALL = 3.0
+_ANSWER = 1.0  # seconds between two looks whether there is a roll call
 _POLL = 0.05
 _GO_ON = "What was saved is whole, and the same command goes on from it."
+
+
+T = TypeVar("T")
 
 
 class Lost(ElsewhereError):
@@ -76,6 +80,7 @@ class Processes(Ranks):
         self.members = [tuple(member) for member in self.exchange((socket.gethostname(), os.getpid()))]
         self._watcher = threading.Thread(target=self._watch, name="lmplay-ranks", daemon=True)
         self._watcher.start()
+        threading.Thread(target=self._answer, name="lmplay-answer", daemon=True).start()
 
     @property
     def main_pid(self) -> int:
@@ -84,24 +89,23 @@ class Processes(Ranks):
 
     def post(self, key: str, text: str) -> None:
         """See :meth:`Ranks.post`."""
-        try:
-            self._store.set(f"{key}/{self.rank}", text)
-        except RuntimeError as error:
-            raise OSError(errno.ECONNABORTED, _first_line(error)) from None
+        self._ask(lambda: self._store.set(f"{key}/{self.rank}", text))
 
     def posted(self, key: str) -> list[str] | None:
         """See :meth:`Ranks.posted`."""
         keys = [f"{key}/{rank}" for rank in range(1, self.size)]
-        try:
+
+        def take() -> list[str] | None:
             if not self._store.check(keys):
-                if self.knows.is_set():
-                    raise OSError(errno.ECONNABORTED, "other processes have gone")
                 return None
             texts = [self._store.get(one).decode() for one in keys]
             for one in keys:
                 self._store.delete_key(one)
-        except RuntimeError as error:
-            raise OSError(errno.ECONNABORTED, _first_line(error)) from None
+            return texts
+
+        texts = self._ask(take)
+        if texts is None and self.knows.is_set():
+            raise OSError(errno.ECONNABORTED, "other processes have gone")
         return texts
 
     def begin(self, device: torch.device, module: nn.Module) -> None:
@@ -321,6 +325,33 @@ class Processes(Ranks):
             telling.start()
             telling.join(seconds)
 
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """Ask what all know; once others have gone only for a few seconds, as no answer comes over a cable that has been cut.
+
+        :raises OSError: when no answer comes.
+        """
+        found: list[T] = []
+        failed: list[RuntimeError] = []
+
+        def work() -> None:
+            try:
+                found.append(ask())
+            except RuntimeError as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=work, name="lmplay-ask", daemon=True)
+        try:
+            asking.start()
+        except RuntimeError:  # no more threads
+            work()
+        while asking.is_alive() and not self.knows.is_set():
+            asking.join(_POLL)
+        if asking.is_alive():
+            asking.join(_ROLL_CALL)
+        if found:
+            return found[0]
+        raise OSError(errno.ECONNABORTED, _first_line(failed[0]) if failed else "other processes have gone")
+
     def find_lost(self, error: BaseException | None = None) -> Lost:
         """Find out which ranks have gone: those that leave no word in a few seconds; a process of this machine is looked up as well.
 
@@ -340,6 +371,7 @@ class Processes(Ranks):
         present: set[int] = {self.rank}
         try:
             self._store.set(f"present/{self.rank}", "1")
+            self._store.set("roll call", "1")
             until = time.monotonic() + _ROLL_CALL
             while len(present) < self.size and time.monotonic() < until:
                 if self._store.check(["failed"]):
@@ -377,6 +409,14 @@ class Processes(Ranks):
                 return file.read().rpartition(b")")[2].split()[0] != b"Z"
         except OSError:
             return False
+
+    def _answer(self) -> None:
+        """Answer a roll call, in a thread: this process may not have noticed yet that others have gone."""
+        with suppress(RuntimeError):  # what all know has gone
+            while not self._closing.wait(_ANSWER):
+                if self._store.check(["roll call"]):
+                    self._store.set(f"present/{self.rank}", "1")
+                    return
 
     def _watch(self) -> None:
         """Give signs of life, in a thread; end the process where others have gone and it does not notice (it waits for a device, say)."""

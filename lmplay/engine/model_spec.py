@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..checkpoints.base import merged, put_on, with_base
-from ..checkpoints.format import load
+from ..checkpoints.format import Verify, load
 from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
@@ -102,13 +102,14 @@ class _PartFilled(TorchFunctionMode):
         return tensor
 
 
-def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None) -> ModelSpec:
+def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None, verified: Verify | None = None) -> ModelSpec:
     """Decide what model there will be: that of the checkpoint, of the initial model, or a new one.
 
     :param settings: the run's; model flags that were typed must agree with the file's.
     :param plan: its `$model` is for new models.
     :param path: the model file.
     :param stored: what is in it; None when a new model is made.
+    :param verified: what is known of the initial model, see :func:`lmplay.checkpoints.format.read`.
     :return: the model to build.
     :raises UserError: when flags and file disagree, or the experiment is unknown.
     """
@@ -117,7 +118,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         return _of_others(settings, plan, imported)
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
-        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model))
+        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model, verified=verified))
         stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:

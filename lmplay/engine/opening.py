@@ -21,7 +21,7 @@ from ..checkpoints.averages import optimizers_in
 from ..checkpoints.base import put_on
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
-from ..checkpoints.format import checkpoint_bytes, versions
+from ..checkpoints.format import Verify, checkpoint_bytes, versions
 from ..checkpoints.lock import Lock
 from ..checkpoints.resume import adopt, choose_state, set_history_aside
 from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
@@ -76,6 +76,7 @@ from .nonfinite import NonfiniteGuard
 from .run import OpenStage, Run
 from .settings_record import settings_record, stages_of_checkpoint, write_settings
 from .teacher import check_teachers
+from .verifying import verify_states
 
 Say = Callable[[str], None]
 # A new model whose size differs by more than this factor from the one that was asked for is warned of.
@@ -119,16 +120,17 @@ class Outline:
         return self.spec.tokenizer or make_tokenizer(self.settings, self.plan, list(data))
 
 
-def outline(settings: Settings, plan: Plan, whole: bool = True) -> Outline:
+def outline(settings: Settings, plan: Plan, whole: bool = True, verified: Verify | None = None) -> Outline:
     """Say what a run will be; nothing is changed.
 
     :param settings: of the command line.
     :param plan: what to follow.
     :param whole: False for what is left of a wrong plan, which is not compared with that of the checkpoint.
+    :param verified: see :func:`.verifying.verify_states`.
     :raises UserError: when the checkpoint, the plan and the flags do not agree.
     """
     path = settings.model_file(plan)
-    found = choose_state(settings, path, [stage.name for stage in plan.stages])
+    found = choose_state(settings, path, [stage.name for stage in plan.stages], verified)
     stored = found.content if found is not None else None
     if stored is not None:
         _check_trust(settings, path, stored)
@@ -136,7 +138,7 @@ def outline(settings: Settings, plan: Plan, whole: bool = True) -> Outline:
         settings = keep_settings(settings, path, before, _optimizer_of(stored))
         plan = keep_written(plan, before, stored["curriculum"]["state_args"]["plan"]) if whole else plan
     curriculum = Curriculum(plan)
-    spec = choose_model(settings, plan, path, stored)
+    spec = choose_model(settings, plan, path, stored, verified)
     if stored is not None and whole:
         curriculum.check_past(stored["curriculum"]["state_args"]["plan"], stored["curriculum"]["state"])
         curriculum.restore(stored["curriculum"]["state"])
@@ -241,8 +243,9 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         if ranks.is_main:
             lock.take()
         prompts = read_prompts(expanded(settings.sample_prompts)) if settings.sample_prompts else list(dict.fromkeys(plan.prompts or ()))
+        verified = verify_states(settings, path, [stage.name for stage in plan.stages], accord)
         runtime, ahead, stages = accord.main_first(
-            lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks))
+            lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks, verified))
         averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())
         check_target(ahead.settings, path, [stage.name for stage in plan.stages], averaged)
         if ahead.stored is not None and ahead.curriculum.is_done:
@@ -389,13 +392,14 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
 
 
 def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[tuple[Stage, StageState]]], say: Say,
-              faults: Faults, ranks: Ranks | None = None) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
+              faults: Faults, ranks: Ranks | None = None, verified: Verify | None = None) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
     """Outline a run, check its model, and open its stages.
 
     :param chosen: gives the stages to open, each with how far it has been done.
     :param say: see :func:`open_stages`.
     :param faults: what has been found wrong already.
     :param ranks: that train together; None = a single process.
+    :param verified: see :func:`.verifying.verify_states`.
     :raises UserError: all faults together.
     """
     runtime = ahead = None
@@ -404,7 +408,7 @@ def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[t
         runtime = start_device(settings, ranks)
     settings = _as_meant(settings, plan, faults)
     with faults.collected():
-        ahead = outline(settings, plan, whole="plan" not in faults.left_out)
+        ahead = outline(settings, plan, "plan" not in faults.left_out, verified)
     ahead, model_is_known = _without_left_out(ahead, settings, plan, faults.left_out)
     stages = chosen(ahead)
     if model_is_known:

@@ -203,3 +203,63 @@ def test_a_machine_that_nothing_comes_back_from_is_named_once_on_each_other_mach
     assert codes == [0, 0, 0], complaints
     assert [said.split()[:1] for said in outputs] == [[], ["True"], ["False"]]
     assert all("rank 0 (process " in said and " on left) has gone, or its machine, or the connection to it (127.0.0.1:" in said for said in outputs[1:])
+
+
+SILENT_SAVE = """
+import sys, threading
+from lmplay.device.processes import Processes
+from lmplay.launch import launch
+
+ranks = Processes(launch())
+
+class Silent:  # as a connection over a cable that has been cut
+    def __getattr__(self, name):
+        return lambda *arguments: threading.Event().wait()
+
+store, ranks._store = ranks._store, Silent()
+threading.Timer(0.5, ranks.knows.set).start()  # the main thread finds out
+for ask in (lambda: ranks.post("save 1", "mine"), lambda: ranks.posted("save 1")):
+    try:
+        ask()
+    except OSError as error:
+        print(error.strerror)
+sys.stdout.flush()
+ranks._store = store
+ranks.begin_vote([0.0])
+ranks.end_vote()
+ranks.leave()
+"""
+
+
+def test_a_save_whose_messages_get_no_answer_ends_once_the_others_are_known_to_have_gone():
+    codes, outputs, complaints = several.run(2, "-c", SILENT_SAVE, timeout=60)
+    assert codes == [0, 0], complaints
+    assert list(outputs) == ["other processes have gone\n" * 2] * 2
+
+
+LATE = """
+import os, socket, sys, time
+from lmplay.device.processes import Processes
+from lmplay.launch import launch
+
+place = launch()
+socket.gethostname = lambda: f"machine {place.rank}"
+Processes._watch = lambda ranks: ranks._closing.wait()  # none notices by itself
+ranks = Processes(place)
+if place.rank == 2:
+    os.kill(os.getpid(), 9)
+if place.rank == 1:
+    time.sleep(7)  # a long step
+else:
+    print(ranks.find_lost())
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_a_machine_that_has_not_noticed_yet_is_not_named_as_gone():
+    codes, outputs, complaints = several.run(3, "-c", LATE, timeout=60)
+    assert codes == [0, 0, -9], complaints
+    assert "rank 2 (process" in outputs[0]
+    assert "on machine 2) has gone" in outputs[0]
+    assert "rank 1" not in outputs[0]
