@@ -133,12 +133,12 @@ def _open_foreign(label: str, source: str, device: torch.device, form: str | Non
     return Judged(label, module.eval(), tokenizer, longest, prompting, device, None, tokenizer.chat_template)
 
 
-def _forms_of(record: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _forms_of(record: dict[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
     """Read from the record of an export how its prompts begin; of other models nothing is known."""
     from ..data.samples import FORMS
 
     try:
         return {str(stage): [{"form": source["form"], "chat": source.get("chat")} for source in sources if source["form"] in FORMS]
-                for stage, sources in record["forms"].items()}
+                for stage, sources in (record or {})["forms"].items()}
     except (KeyError, TypeError, AttributeError):
         return {}

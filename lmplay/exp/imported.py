@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, value_fault
-from ..hub import first_line
+from ..hub import first_line, waiting
 from ..paths import EXPORT_RECORD, expanded
 from ..tokenizer import Tokenizer, load_tokenizer
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
@@ -91,13 +91,13 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
 @dataclass(frozen=True)
 class Foreign:
     """A model of transformers as it is, to be used: its tokenizer, the most tokens that it reads (None = no limit), the token that everything begins with
-    (None = an end token before plain texts, as in our training), what `lmp_export` wrote about it (empty: it is from elsewhere), and what builds it, on the
+    (None = an end token before plain texts, as in our training), what `lmp_export` wrote about it (None: it is from elsewhere), and what builds it, on the
     CPU."""
 
     tokenizer: Tokenizer
     longest: int | None
     begin_id: int | None
-    record: dict[str, Any]
+    record: dict[str, Any] | None
     build: Callable[[int], nn.Module]
     """Gives it for sequences of a length, in training mode; raises UserError where its weights cannot be read."""
 
@@ -128,30 +128,45 @@ def open_foreign(source: str, label: str) -> Foreign:
         return module
 
     record = _read_record(source, label)
-    return Foreign(tokenizer, longest, None if record else tokenizer.begin_id, record, build)  # ours has learned texts after an end token
+    return Foreign(tokenizer, longest, tokenizer.begin_id if record is None else None, record, build)  # ours has learned texts after an end token
 
 
-def _read_record(source: str, label: str) -> dict[str, Any]:
-    """Read the record of an export, in a folder or on the hub; empty where there is none, or it is not one.
+def _read_record(source: str, label: str) -> dict[str, Any] | None:
+    """Read the record of an export, in a folder or on the hub; None where there is none, empty where it is damaged.
 
-    :raises UserError: when the hub does not answer.
+    :raises UserError: when the hub does not give it.
     """
-    path = expanded(source) / EXPORT_RECORD
-    if not expanded(source).is_dir():
-        import huggingface_hub
-        from huggingface_hub.errors import EntryNotFoundError
-
-        try:
-            path = Path(huggingface_hub.hf_hub_download(source, EXPORT_RECORD))
-        except EntryNotFoundError:  # without a network too, when it is not in the cache
-            return {}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{label}: its {EXPORT_RECORD} cannot be read ({first_line(error)}); try again later.") from None
+    folder = expanded(source)
+    path = folder / EXPORT_RECORD if folder.is_dir() else _record_on_hub(source, label)
+    if path is None or not path.is_file():
+        return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def _record_on_hub(source: str, label: str) -> Path | None:
+    """Find the record of a model of the hub, whose config is in the hub's cache by now; None where there is none, and, with a warning, without a network.
+
+    :raises UserError: when the hub does not give it.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        cached = try_to_load_from_cache(source, EXPORT_RECORD)
+        if cached is not None:
+            return Path(cached) if isinstance(cached, str) else None  # else an object that says that the model has no such file
+        return Path(hf_hub_download(source, EXPORT_RECORD))
+    except LocalEntryNotFoundError:
+        waiting.say(f"WARNING: {label}: the hub cannot be reached, so it is not known whether this is an export of lmplay; it is read as a model of others.")
+    except EntryNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise UserError(f"{label}: its {EXPORT_RECORD} cannot be read ({first_line(error)}); try again later.") from None
+    return None
 
 
 def check_folder(folder: Path, label: str) -> None:

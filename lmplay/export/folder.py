@@ -43,7 +43,6 @@ def written_whole(folder: Path, model: Path, overwrite: bool) -> Iterator[Path]:
     """
     make_folder(folder.parent, "folder of the export")
     with locked(folder):
-        check_target(folder, model, overwrite)  # something may have been put there since the start
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()
@@ -52,6 +51,7 @@ def written_whole(folder: Path, model: Path, overwrite: bool) -> Iterator[Path]:
             for path in temporary.rglob("*"):
                 path.chmod(0o644 & ~_umask())
                 _sync(path)
+            check_target(folder, model, overwrite)  # others may have put something there since the start
             put(temporary, folder)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror or error}); nothing has been changed.") from None

@@ -280,14 +280,13 @@ def test_a_gguf_file_is_never_the_model_nor_in_the_folder_that_is_replaced(capsy
 
 
 def test_files_that_others_put_there_meanwhile_are_kept(capsys, monkeypatch):
-    def write(folder, *_):
-        Path("out").mkdir()
-        Path("out/mine.txt").write_text("kept")
-
     model_file(Path("m.lmp"))
-    monkeypatch.setattr("lmplay.export.folder.make_folder", write)
-    assert "lmp_export has not written mine.txt in it" in refused(capsys, "./m.lmp", "out")
+    assert run(["./m.lmp", "out"]) == 0
+    monkeypatch.setattr("lmplay.export.card.write_card", lambda *_: Path("out/mine.txt").write_text("kept"))  # while another one is written
+    assert "lmp_export has not written mine.txt in it" in refused(capsys, "./m.lmp", "out", "--dtype", "bfloat16")
     assert Path("out/mine.txt").read_text() == "kept"
+    assert json.loads(Path("out/config.json").read_text())["dtype"] == "float32"
+    assert sorted(path.name for path in Path().iterdir()) == ["m.lmp", "out"]
 
 
 def test_two_exports_to_one_place_do_not_meet(capsys):

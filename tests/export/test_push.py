@@ -12,7 +12,9 @@ from hub_server import HubServer
 
 from lmplay.checkpoints.trained import open_trained
 from lmplay.evaluate.command import run as evaluate
+from lmplay.exp.imported import open_foreign
 from lmplay.export.command import run
+from lmplay.hub import waiting
 from lmplay.train.__main__ import main
 
 pytest.importorskip("transformers")
@@ -27,6 +29,7 @@ def hub(tmp_path, monkeypatch):
     with HubServer(tmp_path / "hub") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # it would ask the server of an earlier test again and again
         monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield server
@@ -62,6 +65,23 @@ def test_a_model_on_the_hub_is_judged_as_the_one_it_was_made_from(hub, capsys, t
     ours, theirs = json.loads(Path("figures.json").read_text())["evaluations"]
     assert ours["settings"]["form"] == "instruction"
     assert theirs["settings"]["form"] == ("instruction" if has_record else "text")
+
+
+def test_without_a_network_a_line_says_that_the_record_is_not_known(hub, monkeypatch, tmp_path):
+    import huggingface_hub
+
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "say", said.append)
+    model_file(Path("m.lmp"))
+    assert run(["./m.lmp", "out", "--push", "me/mine"]) == 0
+    assert open_foreign("me/mine", "MODEL m").record is not None
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert open_foreign("me/mine", "MODEL m").record is not None  # from the cache
+    assert said == []
+    for path in (tmp_path / "cache").rglob("lmplay.json"):
+        path.unlink()
+    assert open_foreign("me/mine", "MODEL m").record is None
+    assert [line.partition(", so")[0] for line in said] == ["WARNING: MODEL m: the hub cannot be reached"]
 
 
 @pytest.mark.parametrize(("name", "token", "said"), [
