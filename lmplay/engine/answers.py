@@ -179,7 +179,7 @@ class AnswerWriter:
                 if interrupted():
                     return None
                 over = []
-                for name, token in batch.step().items():
+                for name, [token] in batch.step().items():
                     number = int(str(name))
                     assert token is not None
                     texts[number].append(token)

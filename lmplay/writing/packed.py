@@ -6,11 +6,14 @@ rows rearranges the weight each time, which takes longer. Here the weight is rea
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+_Layer = TypeVar("_Layer", bound=nn.Linear)
 
 # Products of fewer or more rows are as fast without (`benchmarks/generate.py`).
 _FEWEST_ROWS, _MOST_ROWS = 2, 32
@@ -40,15 +43,34 @@ def pack(model: nn.Module, rows: int, free_bytes: int) -> nn.Module:
     :param free_bytes: memory that may be used.
     :return: the copy, not to be trained; the model itself where nothing is gained, or where the memory is too small.
     """
-    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and "weight" in module._parameters}  # not quantized
-    layers = {name: module for name, module in linear.items() if module.weight.device.type == "cpu" and module.weight.dtype == torch.float32}
+    layers = linear_layers(model)
     size = sum(layer.weight.nbytes for layer in layers.values())
     if not (layers and _FEWEST_ROWS <= rows <= _MOST_ROWS and size <= free_bytes and torch.backends.mkl.is_available()):
         return model
-    packed = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})  # the modules are copied, not their tensors
-    for name in layers:
-        layer: Any = packed.get_submodule(name)
-        kind = type(layer)  # a head may have a `forward` of its own, which calls that of nn.Linear
-        layer.__class__ = _PackedLinear if kind is nn.Linear else type(kind.__name__, (kind, _PackedLinear), {})
+
+    def rearrange(layer: _PackedLinear) -> None:
         layer.packed = torch.ops.mkl._mkl_reorder_linear_weight(layer.weight.detach(), _MOST_ROWS)
-    return packed
+
+    return with_layers(model, layers, _PackedLinear, rearrange)
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Find the linear layers in float32 on a CPU, by name; not quantized ones."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and "weight" in module._parameters}
+    return {name: layer for name, layer in layers.items() if layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32}
+
+
+def with_layers(model: nn.Module, names: Iterable[str], kind: type[_Layer], prepare: Callable[[_Layer], None]) -> nn.Module:
+    """Make a copy of a model that shares its tensors, and in which linear layers are of another kind.
+
+    :param names: of the layers.
+    :param kind: a subclass of nn.Linear.
+    :param prepare: gives such a layer what it has besides.
+    """
+    copied = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})  # the modules are copied, not their tensors
+    for name in names:
+        layer: Any = copied.get_submodule(name)
+        before = type(layer)  # a head may have a `forward` of its own, which calls that of nn.Linear
+        layer.__class__ = kind if before is nn.Linear else type(before.__name__, (before, kind), {})
+        prepare(layer)
+    return copied
