@@ -5,13 +5,13 @@
     python benchmarks/generate.py --group 8 --batches 64
     python benchmarks/generate.py --profile
 
-For each size it prints the time of a step (a token of each text), the ratio of the medians with that of the slowest and the fastest round, and how much of ours and
-of theirs the floor is: the time that it takes to read all weights once at the speed of a plain read, or to multiply at the speed of a large product, whichever
-is longer. Both are measured first. A step that writes more than one token of a text can be below that floor.
+For each size it prints the time of a step (a token of each text), the ratio of the medians with that of the slowest and the fastest round, and how much of ours
+and of theirs the floor is: the time that it takes to read all weights once at the speed of a plain read, or to multiply at the speed of a large product,
+whichever is longer. Both are measured first. A step that writes more than one token of a text can be below that floor.
 
 Without `--sampled` the most probable tokens are written, and the texts must be equal. Fresh weights say little about how often a draft guesses right: `--model`
-takes trained ones, and prompts from a text. With `--group` each prompt is answered this many times, as in training with rewards: tokens are drawn, a text ends at
-one of some tokens, on average after half of `--tokens`, and there is no draft.
+takes trained ones, and prompts from a text. With `--group` each prompt is answered this many times, as in training with rewards: tokens are drawn, a text ends
+at one of some tokens, on average after half of `--tokens`, and there is no draft.
 """
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def both_ways(arguments: argparse.Namespace, ours: nn.Module, theirs: Any, promp
 
     def write_theirs(turn: int) -> list[list[int]]:
         choice = {"do_sample": True, "top_k": 0, "temperature": sampling.temperature} if drawn else {"do_sample": False}
-        found = theirs.generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=most, eos_token_id=ends or None, pad_token_id=0, **choice)
+        found = theirs.generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=most, eos_token_id=ends or None, pad_token_id=0,
+                                **choice)
         return [[token for token in row if token or not ends] for row in found[:, arguments.prompt:].tolist()]
 
     return {"ours": write, "theirs": write_theirs}
@@ -147,8 +148,8 @@ def measure(arguments: argparse.Namespace, name: str, ways: Ways, batch: int, fl
     ratios = sorted(their / our for our, their in zip(times["ours"], times["theirs"], strict=True))
     equal = "" if arguments.sampled or arguments.group else f"; texts equal: {written['ours'] == written['theirs']}"
     print(f"{name}: ratio {step['theirs'] / step['ours']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); ours {1000 * step['ours']:.2f} ms a step, theirs "
-          f"{1000 * step['theirs']:.2f}; the floor is {1000 * floor:.2f} ms, {100 * floor / step['ours']:.0f} % of ours and {100 * floor / step['theirs']:.0f} % of "
-          f"theirs{equal}", flush=True)
+          f"{1000 * step['theirs']:.2f}; the floor is {1000 * floor:.2f} ms, {100 * floor / step['ours']:.0f} % of ours and "
+          f"{100 * floor / step['theirs']:.0f} % of theirs{equal}", flush=True)
 
 
 def show_profiles(arguments: argparse.Namespace, ways: Ways) -> None:
@@ -156,9 +157,9 @@ def show_profiles(arguments: argparse.Namespace, ways: Ways) -> None:
     for way, write in ways.items():
         with profile() as found:
             texts = write(1)
-        steps = max(map(len, texts))
+        steps, total = max(map(len, texts)), sum(row.self_cpu_time_total for row in found.key_averages())
         rows = sorted(found.key_averages(), key=lambda row: -row.self_cpu_time_total)
-        print(f"  {way}: {sum(row.count for row in rows) / steps:.0f} operators a step, {sum(row.self_cpu_time_total for row in rows) / steps / 1000:.2f} ms in them")
+        print(f"  {way}: {sum(row.count for row in rows) / steps:.0f} operators a step, {total / steps / 1000:.2f} ms in them")
         for row in rows[:12]:
             print(f"    {row.self_cpu_time_total / steps / 1000:7.3f} ms  {row.count / steps:6.1f} ×  {row.key}")
 

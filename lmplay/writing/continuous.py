@@ -91,7 +91,7 @@ class ContinuousBatch:
         self._keep([text for text in self._texts if text.name not in names])
 
     def step(self) -> dict[Hashable, list[int | None]]:
-        """Write the next tokens of each text: one, with a draft also more; the last is None where its end token ends the text, which is no longer there then."""
+        """Write the next tokens of each text: one, with a draft also more; the last is None where its end token ends the text, which is then gone."""
         with torch.no_grad() if is_sharded(self._model) else torch.inference_mode():  # what FSDP2 gathers is used in training, too
             return self._step()
 

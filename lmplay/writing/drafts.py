@@ -1,7 +1,7 @@
 """A rough copy of a model that guesses what the model will write, for generation on a CPU.  Writing floor: imports torch only.
 
-A step of generation takes as long as it takes to read the weights. With weights of a byte each a token takes about a quarter of that, and it is mostly the one that
-the model itself would write; the model reads several guesses in about the time of one token.
+A step of generation takes as long as it takes to read the weights. With weights of a byte each a token takes about a quarter of that, and it is mostly the one
+that the model itself would write; the model reads several guesses in about the time of one token.
 """
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_ids: int | 
     texts: list[list[int | None]] = [[] for _ in prompts]
     for position in range(most_tokens):
         while any(len(text) <= position and None not in text[-1:] for text in texts):
-            for number, tokens in batch.step().items():
-                text = texts[int(str(number))]
+            for name, tokens in batch.step().items():
+                text = texts[int(str(name))]
                 text += tokens
                 if len(text) >= most_tokens:
-                    batch.remove(number)
+                    batch.remove(name)
         step = [text[position] if position < len(text) else None for text in texts]
         if not any(token is not None for token in step):
             return
