@@ -117,8 +117,8 @@ def both_ways(arguments: argparse.Namespace, ours: nn.Module, theirs: Any, promp
     prompts_BT = prompts_BT[:batch // group].repeat_interleave(group, 0)
     drawn = arguments.sampled or arguments.group > 0
     sampling = Sampling(temperature=0 if not drawn else 1 if arguments.group else arguments.temperature)
-    packed = None if arguments.group else pack(ours, max(batch, 2), _ENOUGH)
     draft = make_draft(ours, _ENOUGH) if batch <= MOST_TEXTS and not arguments.group and not arguments.no_draft else None
+    packed = None if arguments.group else pack(ours, MOST_TEXTS if draft is not None else batch, _ENOUGH)
 
     def write(turn: int) -> list[list[int]]:
         model = packed or pack(ours, min(batch, 64), _ENOUGH)  # in training the weights are others in each step

@@ -77,12 +77,7 @@ def test_guesses_that_are_wrong_change_nothing_and_become_few(model):
 
 
 def test_a_good_draft_saves_steps(model):
-    reads = []
-    hook = model.register_forward_hook(lambda *_: reads.append(1))
-    text = write(model, [[3, 1, 4]], Sampling(temperature=0), 20, draft=model)[0]  # it guesses what it will write itself
-    hook.remove()
-    assert len(text) == 20
-    batch = ContinuousBatch(model, (), CONTEXT, draft=model)
+    batch = ContinuousBatch(model, (), CONTEXT, draft=model)  # it guesses what it will write itself
     batch.add("a", [3, 1, 4], Sampling(), 0)
     counts = [len(batch.step()["a"]) for _ in range(6)]
     assert counts[0] == 1  # the prompt
@@ -91,7 +86,7 @@ def test_a_good_draft_saves_steps(model):
 
 def test_the_end_token_ends_a_text_within_guesses(model):
     """What comes behind it was read in vain."""
-    text = write(model, [[3, 1, 4]], Sampling(temperature=0), 20)[0]
+    text = [token for step in generate(model, [[3, 1, 4]], (), CONTEXT, Sampling(temperature=0), [0], 20) for token in step]
     end = text[-1]
     batch = ContinuousBatch(model, {end}, CONTEXT, draft=model)
     batch.add("a", [3, 1, 4], Sampling(temperature=0), 0)
