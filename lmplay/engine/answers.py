@@ -30,6 +30,7 @@ from ..writing.continuous import ContinuousBatch
 from ..writing.packed import pack
 from ..writing.prompting import Prompting
 from ..writing.sampling import Sampling
+from ..writing.stops import has_stopped
 from .accord import Accord
 from .batches import Grouping
 from .evaluate import token_log_probs
@@ -179,7 +180,7 @@ class AnswerWriter:
                 if interrupted():
                     return None
                 over = []
-                for name, token in batch.step().items():
+                for name, [token] in batch.step().items():
                     number = int(str(name))
                     assert token is not None
                     texts[number].append(token)
@@ -189,8 +190,8 @@ class AnswerWriter:
                     batch.remove(*over)
 
     def _is_over(self, ids: list[int]) -> bool:
-        """Tell whether an answer is at its end: by its last token, or by a mark of several tokens, each of which has a byte of it at least."""
-        return ids[-1] in self._ends or any(stop in self._tokenizer.decode(ids[-len(stop.encode()):]) for stop in self._stops)
+        """Tell whether an answer is at its end: by its last token, or by a mark of several tokens."""
+        return ids[-1] in self._ends or has_stopped(self._tokenizer.decode, ids, self._stops)
 
     def _limit_of(self, prompt: Piece) -> int:
         """Give the most tokens of an answer to a prompt."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 from transformers.masking_utils import AttentionMaskInterface
@@ -37,10 +36,7 @@ def _attend(module: nn.Module, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK:
         -> tuple[Tensor, None]:
     """Attend in the place of transformers' own functions; gives (B, T, H, K), and no weights."""
     if lmplay_cache is not None:
-        key, value = lmplay_cache.extend(key_BGTK, value_BGTK)
-        mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key, value, lmplay_cache.mask_B1TL, is_causal=lmplay_cache.is_causal,
-                                                             scale=scaling, enable_gqa=key.shape[1] < query_BHTK.shape[1])
-        return mixed_BHTK.transpose(1, 2), None
+        return lmplay_cache.attend(query_BHTK, key_BGTK, value_BGTK, scaling).transpose(1, 2), None
     if lmplay_lengths is None:
         return causal_attention(query_BHTK, key_BGTK, value_BGTK, dropout, scaling).transpose(1, 2), None
     query_THK, key_TGK, value_TGK = (part[0].transpose(0, 1) for part in (query_BHTK, key_BGTK, value_BGTK))

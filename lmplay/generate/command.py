@@ -39,7 +39,7 @@ def run(argv: list[str] | None) -> int:
             return _serve(options, argv is None)
         with long_names_refused():
             prompts = _prompts(options)
-            writer, conversation = _open(options)
+            writer, conversation = _open(options, 1 if prompts is None else min(len(prompts) * options.samples, options.batch_size))
         if argv is None:
             raise_stop()  # until now a request to stop has ended the process at once
         if conversation is not None:
@@ -173,8 +173,8 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
-    """Load the model; begin a conversation where one is asked for."""
+def _open(options: argparse.Namespace, texts: int) -> tuple[Writer, Conversation | None]:
+    """Load the model, to write N texts side by side; begin a conversation where one is asked for."""
     path = find_model((options.model or [None])[0], options.out_dir)
     from ..checkpoints.trained import open_trained
     from ..device.runtime import choose_device
@@ -197,7 +197,7 @@ def _open(options: argparse.Namespace) -> tuple[Writer, Conversation | None]:
               file=sys.stderr)
     writer = Writer(trained.module.to(device), prompting, trained.context_len, _sampling(options), options.max_tokens, options.seed or 0,
                     (*(options.stop or ()), *prompting.stop_texts))
-    return writer, Conversation(prompting, trained.context_len, options.max_tokens, options.system or "") if talks else None
+    return writer.faster(texts), Conversation(prompting, trained.context_len, options.max_tokens, options.system or "") if talks else None
 
 
 def _sampling(options: argparse.Namespace) -> Sampling:
@@ -233,7 +233,6 @@ def _write_all(writer: Writer, prompts: list[str], options: argparse.Namespace) 
     if len(jobs) == 1 and not options.json:
         _stream(writer, prompts[0], options.title, 0)
         return
-    writer = writer.faster(min(len(jobs), options.batch_size))
     for start in range(0, len(jobs), options.batch_size):
         batch = jobs[start:start + options.batch_size]
         texts = [""] * len(batch)

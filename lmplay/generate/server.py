@@ -8,19 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoints.trained import open_trained
-from ..device.memory import memory_left
 from ..device.runtime import choose_device
 from ..errors import UserError, printable, tell
 from ..web import serving
 from ..web.address import listen
 from ..web.guard import Guard
 from ..writing.conversation import for_conversation
-from ..writing.packed import pack
 from ..writing.prompting import recorded
 from ..writing.sampling import Sampling
 from .answers import Api, Defaults
 from .asked import Limits
 from .worker import Served, Worker
+from .writer import sped_up
 
 
 @contextmanager
@@ -63,5 +62,5 @@ def _open(name: str, path: Path, options: argparse.Namespace) -> Served:
     for line in said:
         print(f"{name}: {line}", file=sys.stderr)
     device = choose_device(options.device)
-    module = pack(trained.module.to(device), options.batch_size, (memory_left(device) or 0) // 2)
-    return Served(name, module, prompting, chat, trained.context_len, int(path.stat().st_mtime))
+    module, draft = sped_up(trained.module.to(device), 1, options.batch_size)
+    return Served(name, module, draft, prompting, chat, trained.context_len, int(path.stat().st_mtime))

@@ -27,6 +27,8 @@ class Served:
 
     name: str
     module: nn.Module
+    draft: nn.Module | None
+    """Guesses what the model will write, see :class:`ContinuousBatch`."""
     prompting: Prompting
     """How the prompts of texts are read."""
     chat: Prompting
@@ -144,7 +146,7 @@ class Worker:
                 job.tell(_ending())
 
     def _write(self) -> None:
-        """Write a token of each text after the other."""
+        """Write the next tokens of each text after the other."""
         while True:
             with self._changed:
                 while not (self._waiting or self._written or self._ended):
@@ -190,7 +192,7 @@ class Worker:
         served = self._models[job.model]
         key = (job.model, frozenset(job.prompting.ends))
         if key not in self._batches:
-            self._batches[key] = ContinuousBatch(served.module, key[1], served.context_len)
+            self._batches[key] = ContinuousBatch(served.module, key[1], served.context_len, draft=served.draft)
         self._written[job].key = key
         self._batches[key].add(job, job.prompt, job.sampling, job.seed)
 
@@ -199,13 +201,15 @@ class Worker:
         self._batches[self._written.pop(job).key].remove(job)
 
     def _step(self, batch: ContinuousBatch) -> None:
-        """Write a token of each text of a batch."""
-        for job, token in batch.step().items():
+        """Write the next tokens of each text of a batch."""
+        for job, tokens in batch.step().items():
             assert isinstance(job, Job)
-            added = self._written[job].add(token)
-            job.tell(added)
-            if added.finish is not None:
-                self._leave(job)
+            for token in tokens:
+                added = self._written[job].add(token)
+                job.tell(added)
+                if added.finish is not None:
+                    self._leave(job)
+                    break
 
     @contextmanager
     def _guarded(self, model: str) -> Iterator[None]:

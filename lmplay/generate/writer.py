@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..data.permutation import hash64
 from ..device.memory import memory_left
 from ..tokenizer import Tokenizer
+from ..writing.drafts import MOST_TEXTS, make_draft
 from ..writing.generation import generate
 from ..writing.packed import pack
 from ..writing.prompting import Prompting
@@ -34,11 +35,13 @@ class Writer:
     seed: int
     stops: tuple[str, ...] = ()
     """Texts that end a text before them."""
+    draft: nn.Module | None = None
+    """Guesses what the model will write, see :func:`lmplay.writing.generation.generate`."""
 
     def faster(self, texts: int) -> Writer:
         """Make it faster at writing N texts side by side, where there is memory for that; what it writes is the same but for rounding."""
-        free = memory_left(next(self.model.parameters()).device)
-        return replace(self, model=pack(self.model, texts, (free or 0) // 2))
+        model, draft = sped_up(self.model, texts, texts)
+        return replace(self, model=model, draft=draft)
 
     def write(self, prompts: Sequence[Sequence[int]], first: int) -> Iterator[list[str | None]]:
         """Continue prompts side by side.
@@ -50,7 +53,8 @@ class Writer:
         seeds = [text_seed(self.seed, first + number) for number in range(len(prompts))]
         texts = [GrowingText(self.prompting.tokenizer, self.stops, self.prompting.continued(prompt)) for prompt in prompts]
         over = [False] * len(prompts)
-        for step in generate(self.model, prompts, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens):
+        for step in generate(self.model, prompts, self.prompting.ends, self.context_len, self.sampling, seeds, self.most_tokens,
+                             draft=self.draft):
             parts: list[str | None] = [None] * len(prompts)
             for number, (text, token) in enumerate(zip(texts, step, strict=True)):
                 if not over[number]:
@@ -60,6 +64,16 @@ class Writer:
             if all(over):
                 break
         yield [text.end() for text in texts]
+
+
+def sped_up(model: nn.Module, fewest: int, most: int) -> tuple[nn.Module, nn.Module | None]:
+    """Make what writes texts faster, where something is gained and there is memory for it: a copy of a model, and a draft for it.
+
+    :param fewest: texts that are written side by side, and `most`: what is made is for these numbers.
+    """
+    device = next(model.parameters()).device
+    draft = make_draft(model, (memory_left(device) or 0) // 2) if fewest <= MOST_TEXTS else None
+    return pack(model, most if draft is None else max(MOST_TEXTS, most), (memory_left(device) or 0) // 2), draft
 
 
 def text_seed(seed: int, number: int) -> int:

@@ -89,7 +89,5 @@ class CausalSelfAttention(nn.Module):
         if cache is None:
             mixed_BHTK = causal_attention(query_BHTK, key_BGTK, value_BGTK, self.dropout if self.training else 0.0)
         else:
-            key_BGTK, value_BGTK = cache.extend(key_BGTK, value_BGTK)
-            mixed_BHTK = functional.scaled_dot_product_attention(query_BHTK, key_BGTK, value_BGTK, cache.mask_B1TL, is_causal=cache.is_causal,
-                                                                 enable_gqa=self.num_kv_heads < self.num_heads)
+            mixed_BHTK = cache.attend(query_BHTK, key_BGTK, value_BGTK)
         return mixed_BHTK.transpose(1, 2).flatten(2)

@@ -10,7 +10,7 @@ from .sampling import Sampling
 
 
 def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_ids: int | Collection[int], context_len: int, sampling: Sampling, seeds: Sequence[int],
-             most_tokens: int, use_cache: bool = True) -> Iterator[list[int | None]]:
+             most_tokens: int, use_cache: bool = True, draft: nn.Module | None = None) -> Iterator[list[int | None]]:
     """Continue prompts, all at once; puts the model into evaluation mode.
 
     When a text is longer than the context, the model goes on with its last `context_len` // 2 tokens.  A completion depends on its prompt's seed, not on the
@@ -23,13 +23,21 @@ def generate(model: nn.Module, prompts: Sequence[Sequence[int]], end_ids: int | 
     :param seeds: one for each prompt.
     :param most_tokens: the most new tokens of each text.
     :param use_cache: False = read the whole text again for each token (for models without a cache, and to compare).
+    :param draft: see :class:`ContinuousBatch`.
     :return: for each step the new token of each text; None once it has ended (the end token itself is left out).
     """
-    batch = ContinuousBatch(model, {end_ids} if isinstance(end_ids, int) else end_ids, context_len, use_cache)
+    batch = ContinuousBatch(model, {end_ids} if isinstance(end_ids, int) else end_ids, context_len, use_cache, draft)
     for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         batch.add(number, prompt, sampling, seed)
-    for _ in range(most_tokens):
-        tokens = batch.step()
-        if not len(batch):
+    texts: list[list[int | None]] = [[] for _ in prompts]
+    for position in range(most_tokens):
+        while any(len(text) <= position and None not in text[-1:] for text in texts):
+            for name, tokens in batch.step().items():
+                text = texts[int(str(name))]
+                text += tokens
+                if len(text) >= most_tokens:
+                    batch.remove(name)
+        step = [text[position] if position < len(text) else None for text in texts]
+        if not any(token is not None for token in step):
             return
-        yield [tokens.get(number) for number in range(len(prompts))]
+        yield step

@@ -35,17 +35,22 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether a token depends on the text so far by more than its logits."""
+        return self.repetition_penalty != 1
+
 
 def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_B: Tensor) -> Tensor:
     """Choose a token for each text.
 
     :param logits_BV: of the next token.
-    :param texts: the token ids of each text so far, with its prompt.
+    :param texts: the token ids of each text so far, with its prompt; read only where `sampling` reads texts.
     :param draws_B: a number from [0, 1) for each text; the same numbers choose the same tokens, on every device and in every batch.
     :return: token ids (B,), int64; some are on the CPU already.
     """
     logits_BV = logits_BV.float()
-    if sampling.repetition_penalty != 1:
+    if sampling.reads_texts:
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
     if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(1)

@@ -1,12 +1,13 @@
 """A text that grows by a token at a time shows, in the end, what all its tokens are decoded to."""
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models
 
 from lmplay.generate.writer import GrowingText
 from lmplay.tokenizer.tokenizer import Tokenizer
+from lmplay.writing.stops import has_stopped
 
 BYTES = {f"<0x{number:02X}>": number + 3 for number in range(256)}
 WORDS = ["\u2581Once", "\u2581upon", "\u2581a", "\u2581time", "s", ".", "\u2581"]
@@ -37,6 +38,18 @@ def test_characters_of_several_tokens_are_shown_once(tokenizer, parts):
     shown = grow(tokenizer, ids)
     assert "".join(shown) == tokenizer.decode(ids)
     assert not any("\ufffd" in part for part in shown)
+
+
+@given(parts=st.lists(st.sampled_from([*WORDS, "日", "\n", " ", "é"]), max_size=12),
+       stops=st.lists(st.sampled_from(["\n", " \n", "日日", "s.", "é\né", " a"]), min_size=1, max_size=2))
+@example(parts=["日", "日"], stops=["日日"]).via("the window began in the middle of a character")
+@example(parts=["日", "\n"], stops=["\n"]).via("a byte before the stop text")
+@example(parts=["\u2581a", " ", "\n"], stops=[" \n"]).via("a space that is left out at the beginning")
+def test_a_stop_text_is_seen_with_its_last_token(tokenizer, parts, stops):
+    ids = ids_of(*parts)
+    seen = [has_stopped(tokenizer.decode, ids[:count], stops) for count in range(1, len(ids) + 1)]
+    there = [any(stop in tokenizer.decode(ids[:count]) for stop in stops) for count in range(1, len(ids) + 1)]
+    assert seen[:there.index(True) + 1 if True in there else None] == there[:there.index(True) + 1 if True in there else None]
 
 
 @given(parts=st.lists(st.sampled_from([*WORDS, "日", "本", "\n", "🙂", "é"]), max_size=12))

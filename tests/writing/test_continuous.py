@@ -1,4 +1,6 @@
 """Texts side by side that begin and end at any step: each is what it would be alone."""
+import copy
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -7,6 +9,7 @@ from torch import nn
 
 from lmplay.exp import build_model, get_experiment
 from lmplay.writing.continuous import ContinuousBatch
+from lmplay.writing.drafts import make_draft
 from lmplay.writing.generation import generate
 from lmplay.writing.sampling import Sampling
 
@@ -34,6 +37,19 @@ def model(request):
     return Plain(built) if request.param == "without a cache" else built
 
 
+@pytest.fixture(scope="module", params=["alone", "with a good draft", "with a bad draft"])
+def draft(request, model):
+    if request.param == "alone" or isinstance(model, Plain):
+        return None
+    if request.param == "with a good draft":
+        return make_draft(model, 1 << 30)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.3 * parameter.std().item())
+    return other
+
+
 def alone(model, prompt, sampling, seed, most):
     return [step[0] for step in generate(model, [prompt], VOCAB - 1, CONTEXT, sampling, [seed], most) if step[0] is not None]
 
@@ -45,27 +61,30 @@ texts = st.tuples(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTE
 @settings(max_examples=25, deadline=None)
 @given(texts=st.lists(texts, min_size=1, max_size=6))
 @example(texts=[([21], 0, 24, Sampling(repetition_penalty=1.3, top_k=5), 24)])  # ends with the token that no longer fits in the context
-def test_each_text_is_what_it_would_be_alone(model, texts):
+def test_each_text_is_what_it_would_be_alone(model, draft, texts):
     """A text is (prompt, the step at which it begins, most tokens, sampling, the step at which its reader goes away)."""
-    batch = ContinuousBatch(model, {VOCAB - 1}, CONTEXT)
+    batch = ContinuousBatch(model, {VOCAB - 1}, CONTEXT, draft=draft)
     written, over = {number: [] for number in range(len(texts))}, set()
     for now in range(60):
         for number, (prompt, begin, _, sampling, _) in enumerate(texts):
             if begin == now:
                 batch.add(number, prompt, sampling, seed=number)
-        for number, token in batch.step().items():
+        for number, tokens in batch.step().items():
             assert number not in over
-            if token is None:
+            assert len(tokens) == 1 or draft is not None
+            written[number] += [token for token in tokens if token is not None]
+            if None in tokens:
                 over.add(number)
-            else:
-                written[number].append(token)
         for number, (_, begin, most, _, leaves) in enumerate(texts):
-            if now >= begin and (len(written[number]) == most or now - begin == leaves):
+            if now >= begin and (len(written[number]) >= most or now - begin == leaves):
                 batch.remove(number)
                 over.add(number)
     assert len(batch) == 0
     for number, (prompt, _, most, sampling, leaves) in enumerate(texts):
-        assert written[number] == alone(model, prompt, sampling, number, min(most, leaves + 1))
+        expected = alone(model, prompt, sampling, number, most)
+        # with a draft a text may be further at each step
+        assert written[number][:most] == expected[:len(written[number])]
+        assert len(written[number]) >= min(len(expected), leaves + 1)
 
 
 def test_no_text_is_no_step(model):
