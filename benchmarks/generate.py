@@ -105,7 +105,7 @@ def make_model(arguments: argparse.Namespace, size: str) -> tuple[Any, torch.Ten
 def open_model(arguments: argparse.Namespace) -> tuple[Any, torch.Tensor]:
     """Open a trained model, and cut prompts from a text."""
     trained = open_trained(arguments.model)
-    ids = trained.tokenizer.encode(arguments.text.read_text(encoding="utf-8")[:1 << 18])
+    ids = list(trained.tokenizer.encode(arguments.text.read_text(encoding="utf-8")[:1 << 18]).ids)
     starts = range(0, len(ids) - arguments.prompt, len(ids) // (max(arguments.batches) + 1))
     return trained.module.eval(), torch.tensor([ids[start:start + arguments.prompt] for start in starts])[:max(arguments.batches)]
 

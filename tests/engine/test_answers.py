@@ -194,8 +194,8 @@ def test_a_reference_that_is_gone_is_told(capsys, monkeypatch):
 def test_an_answer_ends_with_a_mark_of_several_tokens(text, written, cut, capsys, monkeypatch):
     """Here each token is a byte, and an answer has at most 6."""
     class Written(answers.ContinuousBatch):
-        def _choose(self, logits, texts):
-            return [ord(text[len(one.ids) - self.begun[one.name]]) for one in texts]
+        def _choose(self, logits, rows):
+            return [ord(text[len(one.ids) - self.begun[one.name]]) for one, _ in rows]
 
         def add(self, name, prompt, *rest):
             self.begun = {**getattr(self, "begun", {}), name: len(prompt)}
