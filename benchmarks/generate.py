@@ -11,7 +11,7 @@ whichever is longer. Both are measured first. A step that writes more than one t
 
 Without `--sampled` the most probable tokens are written, and the texts must be equal. Fresh weights say little about how often a draft guesses right: `--model`
 takes trained ones, and prompts from a text. With `--group` each prompt is answered this many times, as in training with rewards: tokens are drawn, a text ends
-at one of some tokens, on average after half of `--tokens`, and there is no draft.
+at one of some tokens, on average after half of `--tokens`. Where tokens are drawn there is no draft.
 """
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def both_ways(arguments: argparse.Namespace, ours: nn.Module, theirs: Any, promp
     prompts_BT = prompts_BT[:batch // group].repeat_interleave(group, 0)
     drawn = arguments.sampled or arguments.group > 0
     sampling = Sampling(temperature=0 if not drawn else 1 if arguments.group else arguments.temperature)
-    draft = make_draft(ours, _ENOUGH) if batch <= MOST_TEXTS and not arguments.group and not arguments.no_draft else None
+    draft = make_draft(ours, _ENOUGH) if batch <= MOST_TEXTS and not drawn and not arguments.no_draft else None
     packed = None if arguments.group else pack(ours, MOST_TEXTS if draft is not None else batch, _ENOUGH)
 
     def write(turn: int) -> list[list[int]]:

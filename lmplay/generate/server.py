@@ -62,5 +62,5 @@ def _open(name: str, path: Path, options: argparse.Namespace) -> Served:
     for line in said:
         print(f"{name}: {line}", file=sys.stderr)
     device = choose_device(options.device)
-    module, draft = sped_up(trained.module.to(device), 1, options.batch_size)
+    module, draft = sped_up(trained.module.to(device), options.batch_size, guesses=True)
     return Served(name, module, draft, prompting, chat, trained.context_len, int(path.stat().st_mtime))

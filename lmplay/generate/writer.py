@@ -40,7 +40,7 @@ class Writer:
 
     def faster(self, texts: int) -> Writer:
         """Make it faster at writing N texts side by side, where there is memory for that; what it writes is the same but for rounding."""
-        model, draft = sped_up(self.model, texts, texts)
+        model, draft = sped_up(self.model, texts, self.sampling.is_greedy and texts <= MOST_TEXTS)
         return replace(self, model=model, draft=draft)
 
     def write(self, prompts: Sequence[Sequence[int]], first: int) -> Iterator[list[str | None]]:
@@ -66,14 +66,14 @@ class Writer:
         yield [text.end() for text in texts]
 
 
-def sped_up(model: nn.Module, fewest: int, most: int) -> tuple[nn.Module, nn.Module | None]:
-    """Make what writes texts faster, where something is gained and there is memory for it: a copy of a model, and a draft for it.
+def sped_up(model: nn.Module, texts: int, guesses: bool) -> tuple[nn.Module, nn.Module | None]:
+    """Make what writes N texts side by side faster, where something is gained and there is memory for it: a copy of a model, and a draft for it.
 
-    :param fewest: texts that are written side by side, and `most`: what is made is for these numbers.
+    :param guesses: make a draft, too: there may be greedy texts, and few at once.
     """
     device = next(model.parameters()).device
-    draft = make_draft(model, (memory_left(device) or 0) // 2) if fewest <= MOST_TEXTS else None
-    return pack(model, most if draft is None else max(MOST_TEXTS, most), (memory_left(device) or 0) // 2), draft
+    draft = make_draft(model, (memory_left(device) or 0) // 2) if guesses else None
+    return pack(model, texts if draft is None else max(MOST_TEXTS, texts), (memory_left(device) or 0) // 2), draft
 
 
 def text_seed(seed: int, number: int) -> int:

@@ -53,8 +53,8 @@ class ContinuousBatch:
     When a text is longer than the context, the model goes on with its last `context_len` // 2 tokens.
 
     With a `draft`, a faster model of nearly the same logits, several tokens are written in a step: the draft guesses some, the model reads them all at once,
-    and what it would have written itself, with the same random numbers, is kept, with one token more (Leviathan et al. 2023, "Fast Inference from Transformers
-    via Speculative Decoding", for draws of given random numbers). So the texts are those of the model alone, but for the rounding of products of more rows.
+    and what it would have written itself is kept, with one token more (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"). So
+    the texts are those of the model alone, but for the rounding of products of more rows.
     """
 
     def __init__(self, model: nn.Module, end_ids: Collection[int], context_len: int, use_cache: bool = True, draft: nn.Module | None = None):
@@ -118,9 +118,12 @@ class ContinuousBatch:
         return {text.name: [None if token in self._ends else token for token in tokens] for text, tokens in zip(texts, new, strict=True)}
 
     def _guess(self) -> list[list[int]]:
-        """Let the draft guess the next tokens of the texts that the model has read, equally many of each."""
+        """Let the draft guess the next tokens of the texts that the model has read, equally many of each.
+
+        Only of greedy texts: a token that is drawn is another one when probabilities differ a little, and guesses were wrong too often to pay.
+        """
         guesses: list[list[int]] = [[] for _ in self._texts]
-        if self._draft is None or self._cache is None:
+        if self._draft is None or self._cache is None or not all(text.sampling.is_greedy for text in self._texts):
             return guesses
         room = min(self._context_len - len(text.ids) + text.start for text in self._texts)
         count = self._pace.guesses(len(self._texts), room)

@@ -36,6 +36,11 @@ class Sampling:
     min_p: float = 0.0
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether it is always the most probable token."""
+        return self.temperature < _LEAST_TEMPERATURE
+
+    @property
     def reads_texts(self) -> bool:
         """Whether a token depends on the text so far by more than its logits."""
         return self.repetition_penalty != 1
@@ -52,7 +57,7 @@ def choose(logits_BV: Tensor, texts: list[list[int]], sampling: Sampling, draws_
     logits_BV = logits_BV.float()
     if sampling.reads_texts:
         logits_BV = _penalized(logits_BV, texts, sampling.repetition_penalty)
-    if sampling.temperature < _LEAST_TEMPERATURE:
+    if sampling.is_greedy:
         return logits_BV.argmax(1)
     return _drawn(_kept(logits_BV / sampling.temperature, sampling).cpu(), draws_B)  # Apple's GPUs have no float64
 

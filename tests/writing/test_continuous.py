@@ -42,7 +42,7 @@ def draft(request, model):
     if request.param == "alone" or isinstance(model, Plain):
         return None
     if request.param == "with a good draft":
-        return make_draft(model, 1 << 30)
+        return make_draft(model, 1 << 30, 1)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():

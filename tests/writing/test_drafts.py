@@ -46,7 +46,7 @@ prompt_lists = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size
 @given(prompts=prompt_lists, sampling=samplings, most=st.integers(1, 60))
 def test_texts_are_those_without(model, prompts, sampling, most):
     """Beyond the context, with texts that end at different steps, and with a copy whose products are others for several rows."""
-    draft = make_draft(model, 1 << 30)
+    draft = make_draft(model, 1 << 30, 1)
     expected = write(model, prompts, sampling, most, use_cache=False)
     assert write(model, prompts, sampling, most) == expected
     assert write(model, prompts, sampling, most, draft=draft) == expected
@@ -78,10 +78,13 @@ def test_guesses_that_are_wrong_change_nothing_and_become_few(model):
 
 def test_a_good_draft_saves_steps(model):
     batch = ContinuousBatch(model, (), CONTEXT, draft=model)  # it guesses what it will write itself
-    batch.add("a", [3, 1, 4], Sampling(), 0)
+    batch.add("a", [3, 1, 4], Sampling(temperature=0), 0)
     counts = [len(batch.step()["a"]) for _ in range(6)]
     assert counts[0] == 1  # the prompt
     assert min(counts[1:]) > 1
+    batch.add("b", [3, 1, 4], Sampling(), 0)
+    batch.step()
+    assert [len(tokens) for tokens in batch.step().values()] == [1, 1]  # no guesses beside a text whose tokens are drawn
 
 
 def test_the_end_token_ends_a_text_within_guesses(model):
@@ -98,7 +101,7 @@ def test_the_end_token_ends_a_text_within_guesses(model):
 
 @torch.inference_mode()
 def test_rough_weights_are_near_and_all_else_is_shared(model):
-    draft = make_draft(model, 1 << 30)
+    draft = make_draft(model, 1 << 30, 1)
     assert [id(weight) for weight in draft.parameters()] == [id(weight) for weight in model.parameters()]
     tokens_BT = torch.randint(0, VOCAB, (3, 7))
     exact, rough = model.head(model(tokens_BT)), draft.head(draft(tokens_BT))
@@ -106,8 +109,9 @@ def test_rough_weights_are_near_and_all_else_is_shared(model):
 
 
 def test_there_is_none_where_nothing_is_gained():
-    assert make_draft(build(), 1000) is None  # bytes
-    assert make_draft(build().bfloat16(), 1 << 30) is None
+    assert make_draft(build(), 1000, 1) is None  # bytes
+    assert make_draft(build().bfloat16(), 1 << 30, 1) is None
+    assert make_draft(build(), 1 << 30) is None  # a small model
 
 
 @given(share=st.floats(0, 1), texts=st.integers(1, 8), room=st.integers(0, 20))

@@ -24,6 +24,6 @@ def test_greedy_texts_are_those_of_transformers(name, settings, texts):
     prompts_BT = torch.randint(0, VOCAB, (texts, 9))
     theirs = model.as_transformers().generate(prompts_BT, attention_mask=torch.ones_like(prompts_BT), max_new_tokens=50, do_sample=False, pad_token_id=0)
     expected = theirs[:, 9:].tolist()
-    for written, draft in ((model, None), (pack(model, 8, 1 << 30), make_draft(model, 1 << 30))):
+    for written, draft in ((model, None), (pack(model, 8, 1 << 30), make_draft(model, 1 << 30, 1))):
         steps = [*generate(written, prompts_BT.tolist(), (), CONTEXT, Sampling(temperature=0), [0] * texts, 50, draft=draft)]
         assert [list(text) for text in zip(*steps, strict=True)] == expected
