@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -12,6 +13,9 @@ from typing import Any, NoReturn
 from . import __version__
 from .errors import LmplayError, UserError, long_names_refused, nearest
 from .signals import Stop, raise_stop
+
+# What a write to the output fails with where the disk, a quota or a terminal has gone.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Parser(argparse.ArgumentParser):
@@ -108,10 +112,11 @@ def ended(program: str, stopped: str, work: Callable[[], int]) -> int:
     :param program: its name.
     :param stopped: what is said at a request to stop; the empty string = nothing but the end of the line.
     :param work: gives the exit code.
-    :return: the exit code: that of the work, of its error, of the request to stop; 0 where the reader of the output has had enough (`| head`).
+    :return: the exit code: that of the work, of its error, of the request to stop; 0 where the reader of the output has had enough (`| head`), 2 where the
+        output cannot be written.
     """
     try:
-        return work()
+        return _flushed(work)
     except LmplayError as error:
         for fault in error.faults if isinstance(error, UserError) else [error]:
             print(f"{program}: {fault}", file=sys.stderr)
@@ -121,8 +126,30 @@ def ended(program: str, stopped: str, work: Callable[[], int]) -> int:
             print(f"\n{program}: {stopped}" if stopped else "", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stop) else 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"{program}: its output cannot be written ({error.strerror}); make room, or send it elsewhere.", file=sys.stderr)
+        return 2
+
+
+def _flushed(work: Callable[[], int]) -> int:
+    """Do the work, and write out what it has printed: at the end of the interpreter a failure would be a traceback."""
+    try:
+        code = work()
+    except SystemExit:  # after --help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _drop_output() -> None:
+    """Discard what is still to be printed, as it cannot be."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def replace_broken_input() -> None:

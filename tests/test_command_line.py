@@ -91,6 +91,15 @@ def test_the_shell_completes(tmp_path, typed, expected):
     assert expected in answer.read_text().split()
 
 
+@pytest.mark.parametrize("room", ["plotstats", "generate", "export", "evaluate", "tools"])
+def test_an_output_on_a_full_disk_is_one_line(room):
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([sys.executable, "-m", f"lmplay.{room}", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT,
+                             check=False)
+    assert run.returncode == 2
+    assert re.fullmatch(r"lmp_\w+: its output cannot be written \(No space left on device\); make room, or send it elsewhere\.\n", run.stderr)
+
+
 def test_a_terminal_that_knows_few_characters_ends_nothing(tmp_path):
     run = subprocess.run([sys.executable, "-m", "lmplay.train", *TINY, "--dataset", "builtin:tales", "--max-steps", "1", "--out-dir", str(tmp_path)],
                          capture_output=True, text=True, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}, cwd=ROOT, check=False)

@@ -147,7 +147,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     _check_models(options, models)
     records = [model.place for model in models if model.place is not None and not options.no_record]
     for place in records:
-        check_folder(place.folder, "folder of the model")
+        if not os.access(place.folder, os.W_OK | os.X_OK):
+            raise UserError(f"evaluations {evaluations_file(place.folder, place.run_name)}: the folder is not writable; --no-record leaves the file out.")
         read_evaluations(place.folder, place.run_name)  # a damaged one is refused before anything is judged
     if options.json not in (None, "-"):
         check_folder(expanded(options.json).parent, "folder of --json")
@@ -281,7 +282,7 @@ def _record(place: Place | None, result: Result) -> None:
 
 
 def _tell(results: Sequence[Result], file: str | None) -> None:
-    """Print what was found, and write it into a file where that was asked for."""
+    """Print what was found, and write it into a file where that was asked for; raises UserError, after printing, when that cannot be written."""
     from .results import differences
     from .told import as_json, tables
 
@@ -290,9 +291,12 @@ def _tell(results: Sequence[Result], file: str | None) -> None:
     if file == "-":
         print(content, end="")
         return
-    print("\n".join(printable(line) for line in tables(results, found).split("\n")), flush=True)
+    faults = []
     if file is not None:
         try:
             write_text(expanded(file), content)
         except OSError as error:
-            raise UserError(f"--json {file}: cannot be written ({error.strerror or error}).") from None
+            faults = [f"--json {file}: cannot be written ({error.strerror or error})."]
+    print("\n".join(printable(line) for line in tables(results, found).split("\n")), flush=True)
+    if faults:
+        raise UserError(*faults)

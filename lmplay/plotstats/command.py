@@ -5,13 +5,12 @@ import argparse
 import json
 import math
 import os
-import sys
 import warnings
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command_line import Parser
+from ..command_line import Parser, ended
 from ..errors import UserError, long_names_refused, nearest, printable
 from ..web.address import add_flags, listen
 
@@ -37,7 +36,7 @@ def run(argv: list[str] | None) -> int:
     :param argv: the command line without the program's name; None = that of the process.
     :return: 0, or 2 for bad input, after drawing what could be drawn.
     """
-    try:
+    def work() -> int:
         arguments = _build_parser().read(argv)
         _check(arguments)
         with warnings.catch_warnings(), long_names_refused():
@@ -49,15 +48,11 @@ def run(argv: list[str] | None) -> int:
                 from .watch import watch
 
                 watch(arguments.out_dir, arguments.watch, lambda changed: _draw(arguments, changed))
-            faults = _draw(arguments)
-    except UserError as error:
-        faults = list(error.faults)
-    except BrokenPipeError:  # the reader of the output has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if faults := _draw(arguments):
+                raise UserError(*faults)
         return 0
-    for fault in faults:
-        print(f"lmp_plotstats: {fault}", file=sys.stderr)
-    return 2 if faults else 0
+
+    return ended("lmp_plotstats", "", work)
 
 
 def _build_parser() -> Parser:

@@ -109,6 +109,15 @@ def test_figures_that_cannot_be_recorded_are_printed(trained, capsys, monkeypatc
     assert said.err.count("No space left on device") == 1
 
 
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_judged(trained, capsys, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "lmp_eval: evaluations out_gpt/mine.0.1_eval.json: the folder is not writable; --no-record leaves the file out." in said.err
+    assert run(["mine.0.1", "--set", "set.jsonl", "--device", "cpu", "--no-record"]) == 0
+
+
 def test_a_model_of_that_name_may_be_trained_meanwhile(trained, capsys):
     with NameLock([Name(Path("out_gpt/mine.0.1_eval.lmp"), "a model", "is being trained by", "Wait.")]).held():
         assert len(judge("mine.0.1", "--set", "set.jsonl")) == 1
