@@ -48,7 +48,7 @@ def phase(name: str, folder: Path, begin: int, end: int, status: str) -> None:
 
 
 def heard(name: str, folder: Path) -> None:
-    """A run of 30 steps that is killed at 20 and goes on from 12, is stopped at 25, and goes on."""
+    """A run of 30 steps that is killed at 20 and continues from 12, is stopped at 25, and goes on."""
     for begin, end, status in ((0, 20, "killed"), (12, 25, "stopped"), (25, 30, "done")):
         program = f"from pathlib import Path; from tracked import phase; phase({name!r}, Path({str(folder)!r}), {begin}, {end}, {status!r})"
         done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, check=False,

@@ -187,5 +187,5 @@ def _instead(path: Path, content: dict[str, Any]) -> str:
     done = [stage["name"] for stage in stages if stage["done"]]
     before = stage_file(path.with_name(f"{content['runner']['state']['clock'].get('model', path.stem)}{path.suffix}"), done[-1]) if done else None
     if before is not None and before.exists():
-        return f", or begin the stage anew with --resume {before}"
-    return ", or begin the run anew with --reset-history, which keeps its files under other names" if stages else ""
+        return f", or repeat the stage from its start with --resume {before}"
+    return ", or start the run over with --reset-history, which keeps its files under other names" if stages else ""

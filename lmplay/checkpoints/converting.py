@@ -50,7 +50,7 @@ def write_state(path: Path, content: dict[str, Any], shards: int | None) -> None
         else:
             _write_shards(path, content, shards)
     except OSError as error:
-        raise UserError(f"TARGET {path}: cannot be written ({error.strerror or error}); what was there is whole.") from None
+        raise UserError(f"TARGET {path}: cannot be written ({error.strerror or error}); what was there is unchanged.") from None
     finally:
         lock.release()
 

@@ -39,7 +39,7 @@ def changes(settings: Settings, stored: dict[str, Any], curriculum: Curriculum, 
     lines = [f"{name} {_word(old)} -> {_word(new)}" + " (bits may differ)" * bits for name, old, new, bits in pairs if old != new]
     lines += _by_stage(before, curriculum.plan, stage_settings, model["args"]["context_len"])
     if settings.ignore_optimizer:
-        lines.append("--ignore-optimizer: the optimizer's state is fresh" + ", and its warm-up begins anew" * (not settings.disable_optimizer_warmup))
+        lines.append("--ignore-optimizer: the optimizer's state is fresh" + ", and its warm-up starts again" * (not settings.disable_optimizer_warmup))
     lines += changes_to_come(plan, curriculum.plan, begun)
     at_work = [stage for stage, state in curriculum.remaining() if state.name in begun]
     now = curriculum.plan.model_copy(update={"stages": at_work})

@@ -109,7 +109,7 @@ def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False, veri
     :raises Damaged: when the file is damaged or not a checkpoint of lmplay.
     :raises UserError: when the file cannot be read, or its format version is unknown.
     """
-    keep = "It is left as it is; choose another --model" + (", or --reset-history to start anew beside it." if len(parts) > 1 else ".")
+    keep = "It is left as it is; choose another --model" + (", or --reset-history to start over beside it." if len(parts) > 1 else ".")
     content = read(path, keep, mmap, verified=verified)
     if content["format"] == FORMAT and set(content) == {"format", "versions", "model"} and len(parts) > 1:
         raise UserError(f"model {path}: holds only weights, so no run can be resumed from it; --initial-model {path} starts a new run with them.")

@@ -63,7 +63,7 @@ def refuse_others(path: Path, files: Sequence[Path], content: dict[str, Any] | N
 
     :param path: the model file.
     :param files: those of its stages, its best and its older states, as far as they exist.
-    :param content: the state that the run goes on from; None = a new run.
+    :param content: the state that the run continues from; None = a new run.
     :param aside: whether what is there gets another name first: then it may be of any run of this model.
     :raises UserError: naming each file.
     """

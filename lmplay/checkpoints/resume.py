@@ -61,7 +61,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Ver
         try:
             return None if settings.reset_history else rotation.find(path, stages, settings.divides_model, verified)
         except Damaged as error:
-            raise UserError(*error.faults, *([f"model {best}: is there too; --resume best goes on from it."] if best.exists() else [])) from None
+            raise UserError(*error.faults, *([f"model {best}: is there too; --resume best continues from it."] if best.exists() else [])) from None
     chosen = _asked_for(settings, path)
     if not is_state(chosen):
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
@@ -69,7 +69,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Ver
     try:
         return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model, verified=verified)))
     except Damaged as error:
-        raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run goes on from its "
+        raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run continues from its "
                         "newest state.") from None
 
 
@@ -88,7 +88,7 @@ def adopt(settings: Settings, path: Path, found: Found | None, to_come: list[str
             say(f"kept the best state of a run whose newest state is gone as {kept}")
     elif found is not None and found.path != path:
         kept = _step_back(path, found, to_come)
-        say(f"goes on from {found.path}" + (f"; kept the newest state as {kept}" if kept else ""))
+        say(f"continues from {found.path}" + (f"; kept the newest state as {kept}" if kept else ""))
 
 
 def set_history_aside(path: Path, folder: Path, plan: Plan) -> Path | None:

@@ -104,8 +104,8 @@ def recover(path: Path, found: Found | None, out_dir: Path, say: Callable[[str],
     samples = found.content["runner"]["state"]["stats"]["total_train_samples"]
     before = _samples_in_statistics(path, out_dir)
     lost = "how many samples are lost is not known" if before is None else f"at most {counted(max(before - samples, 0), 'sample')} lost"
-    say(f"WARNING: going on from {found.path.name}, the newest state that is whole, at {samples:,} samples; {lost}, trained on again. "
-        "--reset-history would start anew.")
+    say(f"WARNING: continuing from {found.path.name}, the newest intact state, at {samples:,} samples; {lost}, trained on again. "
+        "--reset-history would start over.")
 
 
 def set_aside(path: Path, stages: Sequence[str]) -> Path:

@@ -188,7 +188,7 @@ def _no_tensors(value: Any) -> Any:
 
 
 def _position(position: dict[str, Any]) -> dict[str, Any]:
-    """Check that going on from a position does not read much again."""
+    """Check that continuing from a position does not read much again."""
     if not 0 <= position["until"] - position["read"] <= _MOST_READ_AGAIN:
         raise ValueError("until is not near to read")
     return position

@@ -71,7 +71,7 @@ def _write(target: Path, model: dict[str, Any] | None) -> None:
         make_folder(target.parent, "folder of --save-weights-only")
         write(target, {"format": FORMAT, "versions": versions(), "model": for_use(model)})
     except OSError as error:
-        raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is whole.") from None
+        raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is intact.") from None
 
 
 def _raw(target: Path) -> Path:

@@ -51,7 +51,7 @@ def save_sources(specs: Iterable[SourceSpec], folder: Path, say: Callable[[str],
             try:
                 rows = _save(spec, folder, target, say)
             except BaseException:
-                say(f"{spec.path}: not saved; what has been downloaded is kept, and the same command goes on from there.")
+                say(f"{spec.path}: not saved; what has been downloaded is kept, and the same command continues from there.")
                 raise
             say(f"{spec.path}: saved {rows} rows in {target}.")
 

@@ -129,7 +129,7 @@ class _Process:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = "none"
-        return TrainingError(f"a process that prepares data has died (exit code {code}); was there too little memory? The same command goes on from the "
+        return TrainingError(f"a process that prepares data has died (exit code {code}); was there too little memory? The same command continues from the "
                              "last save; fewer --data-workers need less.")
 
 

@@ -35,7 +35,7 @@ _BEAT, _BEAT_WITHIN, _GRACE = 2.0, 18.0, 5.0
 _ROLL_CALL = 3.0
 _ANSWER = 1.0  # seconds between two looks whether there is a roll call
 _POLL = 0.05
-_GO_ON = "What was saved is whole, and the same command goes on from it."
+_GO_ON = "What was saved is intact, and the same command continues from it."
 
 
 T = TypeVar("T")

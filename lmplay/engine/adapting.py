@@ -42,7 +42,7 @@ def begin_adapter(run: Run, stage: str, settings: StageSettings) -> None:
         try:
             base = keep_base(run.path, {"state_args": run.model.state_args(), "state": run.model.state()})
         except OSError as error:
-            raise UserError(f"stage '{stage}': the weights below its adapter could not be written ({error.strerror or error}); what was saved is whole, and "
+            raise UserError(f"stage '{stage}': the weights below its adapter could not be written ({error.strerror or error}); what was saved is intact, and "
                             "the same command tries again.") from error
     layers = choose_layers(module, adapter)
     add_adapter(module, adapter, layers, hash64(run.settings.seed, crc32(stage.encode())) >> 1)

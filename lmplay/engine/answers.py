@@ -153,7 +153,7 @@ class AnswerWriter:
                     if not is_out_of_memory(error):
                         raise
                     if self._rows == 1 or is_sharded(raw):  # with weights in shares no rank can begin anew alone
-                        raise TrainingError(f"out of memory with {self._rows} answer{'s' * (self._rows > 1)} written at once; the last checkpoint is whole. "
+                        raise TrainingError(f"out of memory with {self._rows} answer{'s' * (self._rows > 1)} written at once; the last checkpoint is intact. "
                                             "A smaller answer_tokens, --context-len or model may help.") from error
                 self._rows //= 2
                 free_memory(device)

@@ -115,7 +115,7 @@ def position_of(stage: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"stage '{stage}': the checkpoint's position in its data is invalid ({type(error).__name__}: {error}); "
-                        "it is damaged. --resume FILE goes on from another checkpoint, --reset-history starts anew.") from error
+                        "it is damaged. --resume FILE continues from another checkpoint, --reset-history starts over.") from error
 
 
 class StageSizes:

@@ -140,7 +140,7 @@ class TokenBudget:
             f"one piece of up to {min(longest + 1, context_len)} tokens" if smallest else f"{size} pieces of up to {context_len} tokens"
         smaller = "" if smallest else "--mini-batch-size auto finds the size that fits, or give a smaller one (the result stays the same); then "
         other = "a smaller --context-len or another teacher" if self._borrower else "--activation-checkpointing on, a smaller --context-len or model"
-        return f"{self._who}out of memory with {told} in a mini-batch; the last checkpoint is whole. What may help: {smaller}--amp, {other}."
+        return f"{self._who}out of memory with {told} in a mini-batch; the last checkpoint is intact. What may help: {smaller}--amp, {other}."
 
     @property
     def _who(self) -> str:

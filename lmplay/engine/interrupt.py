@@ -252,7 +252,7 @@ class Interrupt:
                     continue
                 if not self._closed.wait(_FORCE_SECONDS) and (again or self.is_ending or self.exit_code is None):
                     if speaks():
-                        os.write(2, b"\nlmp_trainer: ended by force; what was saved before is whole.\n")
+                        os.write(2, b"\nlmp_trainer: ended by force; what was saved before is intact.\n")
                     os._exit(EXIT_CODES[signal.Signals(number)])
         os.close(self._inbox)
 

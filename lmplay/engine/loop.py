@@ -27,7 +27,7 @@ def train(run: Run) -> int:
 
     :param run: an open run.
     :return: the exit code: 0 when the plan is complete, else that of the request; the state is saved in both cases.
-    :raises TrainingError: when training cannot go on; the last checkpoint is whole.
+    :raises TrainingError: when training cannot go on; the last checkpoint is intact.
     """
     run.report.banner(run_start(run))
     saves, profile = SaveClock(run), StepProfile(run)
@@ -192,4 +192,4 @@ def _end(run: Run) -> int:
 def _insist(saved: bool) -> None:
     """Fail the run when a save that it ends with has failed."""
     if not saved:
-        raise TrainingError("the state could not be saved; the last checkpoint is whole, and the same command goes on from it.")
+        raise TrainingError("the state could not be saved; the last checkpoint is intact, and the same command continues from it.")

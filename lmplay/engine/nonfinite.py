@@ -20,7 +20,7 @@ MOST_SKIPPED = 10
 MORE_OVERFLOWS = 14
 # Rows of a source that are named.
 _MOST_ROWS = 100
-_KEPT = "It has updated nothing, and nothing has been saved since; the last checkpoint is whole."
+_KEPT = "It has updated nothing, and nothing has been saved since; the last checkpoint is intact."
 
 
 class NonfiniteGuard:
@@ -61,7 +61,7 @@ class NonfiniteGuard:
             fault = (f"{where}: in {lost[0]} of its {lost[1]} updates the loss or the norm of its gradient is not finite, and they have changed nothing. "
                      f"The batch has {describe_rows(batch, names)}.")
             if not skips:
-                raise TrainingError(f"{fault} Nothing has been saved since; the last checkpoint is whole. A lower --lr, --grad-clip 1, or training without "
+                raise TrainingError(f"{fault} Nothing has been saved since; the last checkpoint is intact. A lower --lr, --grad-clip 1, or training without "
                                     "--amp may help; --on-nonfinite skip goes on.")
             self._say(f"{fault} The others count.")
         self.overflows = 0 if math.isfinite(grad_norm) else self.overflows + 1

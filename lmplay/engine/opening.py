@@ -188,7 +188,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
                 _carry_over(found, outline.found)
             else:
                 faults.lines += [f"{change}: the position in it means nothing any more. Bring the data back, or go on nevertheless with --accept-changed-data; "
-                                 "or choose another --model, or --reset-history to start anew." for change in differences]
+                                 "or choose another --model, or --reset-history to start over." for change in differences]
             if state.context_len not in (None, settings.context_len):
                 faults.lines.append(f"stage '{stage.name}' was begun with context_len {state.context_len}, and now it is {settings.context_len}; "
                                     "change it back.")
@@ -198,7 +198,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
         for warning in found.data.warnings:
             say(f"WARNING: stage '{found.stage.name}': {warning}")
     for change in accepted:
-        say(f"accepted: {change}; the stage goes on from its position, so some rows may come again and some not at all")
+        say(f"accepted: {change}; the stage continues from its position, so some rows may come again and some not at all")
     return opened
 
 
@@ -320,7 +320,7 @@ def keep_settings(settings: Settings, path: Path, before: dict[str, Any], optimi
         kept["optimizer"] = optimizer if "optimizer" in settings.explicit else before["optimizer"]
     words = {name: f"without --{name}" if value is None else f"with --{name} {value}" for name, value in kept.items()}
     faults = [f"model {path}: was trained {words[name]}, and --{name} {getattr(settings, name)} is given; leave that out"
-              + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start anew with --reset-history.")
+              + (", or add --ignore-optimizer to go on with a fresh one." if name == "optimizer" else ", or start over with --reset-history.")
               for name, value in kept.items() if name in settings.explicit and getattr(settings, name) != value]
     if faults:
         raise UserError(*faults)
@@ -616,7 +616,7 @@ def _restore(run: Run, stored: dict[str, Any]) -> None:
                 component.restore(stored[component.name]["state"])
             except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 raise UserError(f"model {run.path}: its {component.name} cannot be restored ({type(error).__name__}: {error}); it is damaged, or not of this "
-                                "version. It is left as it is; choose another --model, or --reset-history to start anew.") from error
+                                "version. It is left as it is; choose another --model, or --reset-history to start over.") from error
     run.model.forms = dict(stored["model"]["state_args"].get("forms", {}))  # files of version 0.1 lack it
     run.runner.stages = stages_of_checkpoint(stored, run.curriculum, run.model.args["context_len"])
     if run.settings.ignore_optimizer:

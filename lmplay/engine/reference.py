@@ -173,7 +173,7 @@ class Growing:
 def unknown(piece: Piece, what: str) -> UserError:
     """Say that something is not known of a piece of a batch."""
     return UserError(f"row {piece.sample.row:,} of source {piece.sample.source + 1} of the stage: {what} not known, so it is not as it was when the stage "
-                     "began: its data, or what turns it into tokens, has changed. Bring that back, or begin the stage anew.")
+                     "began: its data, or what turns it into tokens, has changed. Bring that back, or repeat the stage from its start.")
 
 
 def anew(run: Run, stage: OpenStage) -> str:
@@ -182,8 +182,8 @@ def anew(run: Run, stage: OpenStage) -> str:
     before = names[:names.index(stage.stage.name)]
     state = stage_file(run.path, before[-1]) if before else None
     if state is not None and state.exists():
-        return f"begin the stage anew with --resume {state}"
-    return "begin the run anew with --reset-history, which keeps the files of this one under other names"
+        return f"repeat the stage from its start with --resume {state}"
+    return "start the run over with --reset-history, which keeps the files of this one under other names"
 
 
 def _compute(file: Growing, begun: _Kept, before: Mapping[str, float], pieces: Iterable[Piece], judge: Callable[[list[Piece]], list[float]]) \

@@ -59,7 +59,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     :param run: between two steps, everything recorded.
     :param stage: the stage at work.
     :param wait: wait until it has been written.
-    :return: False when it could not be written; the file before it is whole then, and the report has said why. True if nobody has waited, on other
+    :return: False when it could not be written; the previous file is intact then, and the report has said why. True if nobody has waited, on other
         ranks than rank 0, which saves for all, and where they have parts of the state and not all are there to give them.
     :raises TrainingError: when the weights are not finite: a good checkpoint is never replaced by a ruined one; when too many saves in a row have failed.
     """
@@ -67,7 +67,7 @@ def save(run: Run, stage: str, wait: bool = False) -> bool:
     if not (run.is_main or together) or (together and not run.accord.can_save()):
         return True
     if not math.isfinite(float(total_norm(run.device_model.raw.parameters()))):
-        raise TrainingError("the weights are not finite any more; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+        raise TrainingError("the weights are not finite any more; the last checkpoint is intact. A lower --lr or --grad-clip 1 may help.")
     written = run.accord.gather(lambda: _check_saver(run))[0] if together else _check_saver(run)
     if not run.is_main:
         _help(run, written)
@@ -123,8 +123,8 @@ def _check_saver(run: Run) -> bool:
     if not written and run.record.saves:
         run.record.saves.pop()  # the one before has failed
     if run.saver.failed >= MOST_FAILED_SAVES:
-        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is whole; "
-                            "free some space for the next, and the same command goes on from it.")
+        raise TrainingError(f"the last {run.saver.failed} saves have all failed: what is trained from here on would be lost. The last checkpoint is intact; "
+                            "free some space for the next, and the same command continues from it.")
     return written
 
 

@@ -139,7 +139,7 @@ class StageRunner:
             self.entry.update(self.held_out.floors())  # type: ignore[typeddict-item]
             samples = "all held-out samples" if self.held_out.n_samples is None else f"the same {counted(self.held_out.n_samples, 'sample')} each time"
             run.report.say(f"stage '{self.name}': validations use other samples than before the checkpoint: from here on {samples}. The best "
-                           "validation loss" + (" and early stopping begin" if self.settings.patience is not None else " begins") + " anew.")
+                           "validation loss" + (" and early stopping start" if self.settings.patience is not None else " starts") + " again.")
         begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
@@ -422,7 +422,7 @@ class StageRunner:
                 found = evaluate(run.device_model, objective, run.model.tokenizer, units(), partial(grouping.mini_batches, token_budget=budget),
                                  run.interrupt.requested, sources, run.accord)
         if found is not None and not math.isfinite(found.loss):
-            raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is whole. A lower --lr or --grad-clip 1 may help.")
+            raise TrainingError(f"the validation loss ({found.loss}) is not finite; the last checkpoint is intact. A lower --lr or --grad-clip 1 may help.")
         return found
 
     def _best_answers(self, units: Callable[[], Iterable[list[Piece]]]) -> Callable[[], Iterable[list[Piece]]] | None:

@@ -116,7 +116,7 @@ def open_teacher(teacher: Teacher, runtime: Runtime, grouping: Grouping) -> Open
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise TrainingError(f"{teacher.label}: out of memory while it is put on {runtime.device} beside the model; the last checkpoint is whole. What may "
+        raise TrainingError(f"{teacher.label}: out of memory while it is put on {runtime.device} beside the model; the last checkpoint is intact. What may "
                             "help: a smaller teacher; or the same command with --device cpu --max-steps 1, which keeps what it says, and then "
                             "without.") from error
     packed = grouping.packed and "lengths" in inspect.signature(module.forward).parameters

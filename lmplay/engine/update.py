@@ -42,6 +42,6 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
         if is_out_of_memory(error):
             # Some of the weights may have been updated, and what it lacks is of the size of the model: smaller mini-batches are no help.
             raise TrainingError("out of memory in the update of the weights: the optimizer's state does not fit. A smaller model, or an optimizer "
-                                "with less state (--optimizer sgd), may; the last checkpoint is whole.") from error
+                                "with less state (--optimizer sgd), may; the last checkpoint is intact.") from error
         raise
     return grad_norm

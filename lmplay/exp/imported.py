@@ -60,7 +60,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
     if getattr(config, "auto_map", None):
         raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
     kind = config.model_type
-    otherwise = f" --exp hf:{source} goes on from it as it is."
+    otherwise = f" --exp hf:{source} continues from it as it is."
     if kind not in READERS:
         raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(READERS)}.{otherwise}")
     longest = longest_piece(config) or _MOST_CONTEXT

@@ -39,5 +39,5 @@ def push(folder: Path, name: str, private: bool) -> str:
             advice = "log in with `hf auth login`, or set HF_TOKEN to a token that may write there"
         else:
             advice = "try again later" if outage_of(error) is not None else "see what it says"
-        raise UserError(f"--push {name}: the hub refused it ({' '.join(str(error).split())[:300]}); {advice}. The folder {folder} is whole.") from None
+        raise UserError(f"--push {name}: the hub refused it ({' '.join(str(error).split())[:300]}); {advice}. The folder {folder} is complete.") from None
     return f"{hub_endpoint()}/{made.repo_id}"

@@ -105,7 +105,7 @@ class Curriculum:
             if now is None or _that_trains(now) != _that_trains(stage):
                 faults.append(f"stage '{stage.name}' has been {'done' if state['done'] else 'begun'} and differs in this plan: {_differences(stage, now)}.")
         if faults:
-            raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start anew.")
+            raise UserError(*faults, "Give the plan that this model was trained with, another --model file, or --reset-history to start over.")
 
 
 def changes_to_come(before: Plan, now: Plan, begun: set[str]) -> list[str]:

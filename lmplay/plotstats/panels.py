@@ -48,7 +48,7 @@ class Line:
     y: Floats
     raw: Floats
     validation: bool
-    breaks: Sequence[int] = ()  # indexes at which the line begins anew
+    breaks: Sequence[int] = ()  # indexes at which the line starts again
     band: Floats | None = None  # how far y is uncertain to both sides
     of_seeds: bool = False  # the mean of several runs
 

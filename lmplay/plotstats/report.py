@@ -163,7 +163,7 @@ def _line(curve: Curve, column: str, smoothing: float | None, most: int) -> dict
 
 
 def _points(curve: Curve, rows: NDArray[np.intp], y: Floats, most: int, borders: Sequence[int] = ()) -> dict[str, list[Any]]:
-    """Thin a curve to what can be seen, with eight digits, and say where it begins anew."""
+    """Thin a curve to what can be seen, with eight digits, and say where it starts again."""
     kept = thin(y, most)
     return {**{name: _numbers(curve.columns[name][rows[kept]]) for name in X_NAMES}, "y": _numbers(y[kept]),
             "breaks": kept.searchsorted(np.array(borders, dtype=np.intp)).tolist()}

@@ -121,7 +121,7 @@ class Notifier:
         self._callbacks.restore(state["states"])
 
     def begin_another(self) -> None:
-        """Get a new identity, for a run that goes on from an earlier state: later steps that were told belong to the run before."""
+        """Get a new identity, for a run that continues from an earlier state: later steps that were told belong to the run before."""
         self.identity = uuid4().hex[:12]
 
     def _call_noted(self) -> None:

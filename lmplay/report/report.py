@@ -144,7 +144,7 @@ class Report:
 
     def save_failed(self, path: Path, error: OSError) -> None:
         """Warn that a file could not be written."""
-        self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the file before it is whole. The next save tries again.")
+        self.say(f"WARNING: {path} could not be written ({error.strerror or error}); the previous file is intact. The next save tries again.")
 
     def best_not_kept(self, path: Path, error: OSError) -> None:
         """Warn that the best state so far could not be copied."""
@@ -164,7 +164,7 @@ class Report:
 
     def stopped_at_once(self, settings: Settings) -> None:
         """Say how to go on after a second request to stop; on standard error."""
-        self._fail(f"\nlmp_trainer: stopped at once; what was saved before is whole. To go on:\n  {self._command + self._undo(settings)}")
+        self._fail(f"\nlmp_trainer: stopped at once; what was saved before is intact. To go on:\n  {self._command + self._undo(settings)}")
 
     def unavailable(self, reason: str, saved: bool, settings: Settings) -> None:
         """Say that something outside, such as the hub, has gone away, and how to go on when it is back; on standard error."""
@@ -190,7 +190,7 @@ class Report:
 
     def already_done(self, path: Path, plan: Plan, flags: Sequence[str]) -> None:
         """Say that there is nothing to do, and what to do with flags that differ from those it was done with."""
-        lines = [f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or --reset-history to start anew."]
+        lines = [f"the plan is complete: {path} has done its {counted(len(plan.stages), 'stage')}. Add a stage to go on, or --reset-history to start over."]
         if flags:
             given = " and ".join(flags)
             lines += [f"{given}: nothing is left that this could change. To train anew with it and compare, give another --model;",

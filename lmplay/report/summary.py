@@ -24,7 +24,7 @@ def stage_end_lines(stage: StageEnd) -> list[str]:
         more += f"; {counted(totals['skipped_batches'], 'batch', 'batches')} skipped, whose loss or gradient was not finite"
     if stage.early is not None:
         more += (f"; ended early: no better validation for {stage.early.stale}; the best state, {loss_in_words(stage.early.loss, stage.early.unit)} "
-                 f"at {stage.early.samples:,} samples, is {stage.early.best}, and the next stage goes on from the last")
+                 f"at {stage.early.samples:,} samples, is {stage.early.best}, and the next stage continues from the last")
     lines = [f"== stage {stage.name} done: {counted(totals['total_train_samples'], 'sample')}, {counted(totals['total_train_tokens'], 'token')}, "
              f"{counted(totals['total_train_steps'], 'step')}, padding {totals['padding'] / max(totals['places'], 1):.1%}, "
              f"{counted(totals['continuations'], 'continuation')}, {counted(totals['forced_cuts'], 'piece')} cut inside a sentence, "

@@ -20,7 +20,7 @@ def count_right(truth: str, borders: np.ndarray, right: np.ndarray, starts: Sequ
     :param truth: the text to be predicted.
     :param borders: (n + 1,) offsets in the text, ascending, in half characters: token k goes from borders[k] to borders[k + 1]; odd = inside a character.
     :param right: whether each token was predicted; the end token (after the n-th, or between two answers) belongs to no word, and no word goes on behind it.
-    :param starts: tokens with which another answer begins: no word goes on from the answer before.
+    :param starts: tokens with which another answer begins: no word continues from the answer before.
     :return: (right, all) words and punctuation marks.
     """
     end = (np.diff(borders) == 0) & (borders[:-1] % 2 == 0)  # writes nothing: an end token between two answers

@@ -65,7 +65,7 @@ def test_nothing_is_told_where_nothing_differs(begun, capsys):
     (["--mini-batch-size", "2"], ["--mini-batch-size 4 -> 2 (bits may differ)"]),
     (["--validation-interval", "50", "--disable-optimizer-warmup"], ["--disable-optimizer-warmup off -> on", "--validation-interval auto -> 50"]),
     (["--optimizer", "sgd", "--ignore-optimizer"],
-     ["--ignore-optimizer: the optimizer's state is fresh, and its warm-up begins anew", "optimizer adamw -> sgd in stages 'one', 'two'"]),
+     ["--ignore-optimizer: the optimizer's state is fresh, and its warm-up starts again", "optimizer adamw -> sgd in stages 'one', 'two'"]),
 ])
 def test_every_flag_that_matters_is_told(begun, capsys, flags, lines):
     assert sorted(told(train(capsys, *flags))) == lines

@@ -89,7 +89,7 @@ def test_files_without_an_id_still_go_on(two_stages, capsys):
     assert total() > before
     assert len(load(OUT / "gpt2ish_model.lmp")["runner"]["state"]["clock"]["run"]) == 12
     os.truncate(OUT / "gpt2ish_model.lmp", 1000)
-    assert "the newest state that is whole" in train_plan(capsys, *FLAGS)
+    assert "the newest intact state" in train_plan(capsys, *FLAGS)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -1,4 +1,4 @@
-"""Which state a run goes on from: the newest whole one, the best, or an earlier one."""
+"""Which state a run continues from: the newest whole one, the best, or an earlier one."""
 import os
 import signal
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_an_earlier_state_is_the_newest_at_once(two_stages, capsys, monkeypatch)
     assert {"gpt2ish_model.prev-1.lmp", "gpt2ish_model.prev-2.lmp", "gpt2ish_model.best.lmp"} <= before.keys()
     monkeypatch.setattr(loop, "StageRunner", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     text = train_plan(capsys, "--resume", "best", code=130)
-    assert "goes on from" in text
+    assert "continues from" in text
     after = {path.name: path.read_bytes() for path in folder.glob("*.lmp")}
     assert after["gpt2ish_model.lmp"] == before["gpt2ish_model.best.lmp"] != before["gpt2ish_model.lmp"]
     assert {name.replace("gpt2ish_model", "gpt2ish_model.old-1"): content for name, content in before.items()}.items() <= after.items()

@@ -163,7 +163,7 @@ def test_a_run_goes_on_from_the_newest_whole_state(finished, again, run, tmp_pat
         DAMAGES[kind](again / name)
     harmed = {(again / name).read_bytes() for name in files if (again / name).exists()}
     text = run()
-    assert "the newest state that is whole" in text
+    assert "the newest intact state" in text
     assert "lost, trained on again" in text
     for name in files[:1] if kind == "deleted" else files:
         assert name in text

@@ -219,7 +219,7 @@ def test_the_code_of_the_loss_does_not_depend_on_the_mini_batch_at_hand(loss_as_
 
 
 def test_a_request_to_stop_ends_each_compilation_of_the_loss(loss_as_on_gpu):
-    """That of training, and that of validation, which has no gradient; the next try begins anew."""
+    """That of training, and that of validation, which has no gradient; the next try starts again."""
     around, stops = [], []
 
     @contextmanager

@@ -188,7 +188,7 @@ def test_a_base_that_is_gone_damaged_or_another_is_refused(folder, capsys):
     before = Path(f"out/{MODEL}.lmp").read_bytes()
     (base,) = Path("out/bases").iterdir()
     content = base.read_bytes()
-    again = f"or begin the stage anew with --resume out/{MODEL}.one.lmp"
+    again = f"or repeat the stage from its start with --resume out/{MODEL}.one.lmp"
     base.rename("kept.lmp")
     (line,) = refused(capsys)
     assert f"holds an adapter, and the weights below it, {base}, are not there." in line
@@ -264,7 +264,7 @@ def test_a_save_that_is_killed_leaves_a_whole_base_or_none(folder, capsys, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(base, "write", full)
-        assert "stage 'two': the weights below its adapter could not be written (No space left on device); what was saved is whole" in refused(capsys)[0]
+        assert "stage 'two': the weights below its adapter could not be written (No space left on device); what was saved is intact" in refused(capsys)[0]
     Path("out/bases").mkdir(exist_ok=True)
     run("--out-dir", "whole")
     (name,) = [file.name for file in Path("whole/bases").iterdir()]

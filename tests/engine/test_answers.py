@@ -146,7 +146,7 @@ def test_memory_that_runs_out_while_log_probabilities_are_computed_is_told(capsy
 
     plan(updates=2)
     monkeypatch.setattr(answers, "token_log_probs", full)
-    assert "out of memory with 4 pieces of up to 48 tokens in a mini-batch; the last checkpoint is whole." in run(capsys, "out", code=1)
+    assert "out of memory with 4 pieces of up to 48 tokens in a mini-batch; the last checkpoint is intact." in run(capsys, "out", code=1)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_done(capsys):

@@ -188,7 +188,7 @@ def test_a_checkpoint_whose_validations_took_other_samples_each_time_goes_on_wit
     write(path, content)
     text = train(capsys, *steps)
     assert "validations use other samples than before the checkpoint" in text
-    assert "The best validation loss and early stopping begin anew" in text
+    assert "The best validation loss and early stopping start again" in text
     after = load(path)
     assert after["runner"]["state_args"]["settings"]["validation_seed"] == 3  # the rows that were held out before are held out now
     assert after["runner"]["state"]["stats"]["best"]["loss"] > 0.001

@@ -173,7 +173,7 @@ def test_missing_tensors_are_named(capsys, tokenizer):
 
 def test_what_our_models_lack_or_contradicts_the_flags_is_refused(capsys, tokenizer):
     folder = folder_of("llama", tokenizer, hidden_act="gelu")
-    assert "llamaish lacks hidden_act gelu of this model. --exp hf:theirs goes on from it as it is" in refused(capsys, "--initial-model", folder)
+    assert "llamaish lacks hidden_act gelu of this model. --exp hf:theirs continues from it as it is" in refused(capsys, "--initial-model", folder)
     other = transformers.AutoConfig.for_model("gpt_neox", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=300)
     transformers.AutoModelForCausalLM.from_config(other).save_pretrained("other")
     assert "is a model of type gpt_neox, and read are gpt2, llama" in refused(capsys, "--initial-model", "other")

@@ -105,7 +105,7 @@ def test_reset_history_takes_the_statistics_and_the_old_stages_along(two_stages,
 def test_a_fresh_optimizer_warms_up_in_the_middle_of_a_stage(two_stages, capsys, flags, expected):
     train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, "--optimizer-warmup-steps", 2, "--max-steps", 5, code=75)
     text = train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, "--ignore-optimizer", *flags, "--max-steps", 2, code=75)
-    assert "--ignore-optimizer: the optimizer's state is fresh" + (", and its warm-up begins anew" if expected[0] < 1 else "") in text
+    assert "--ignore-optimizer: the optimizer's state is fresh" + (", and its warm-up starts again" if expected[0] < 1 else "") in text
     again = [flag for flag in flags if flag != "--ignore-optimizer"]  # a stop within the warm-up does not end it
     train_plan(capsys, "--lr", 1, "--grad-clip", 1e-3, *again, "--max-steps", 2, code=75)
     rates = load(Path("out_gpt/gpt2ish_model.lmp"))["runner"]["state"]["stats"]["train"]["rows"]["lr"]

@@ -110,7 +110,7 @@ def test_what_to_do_is_said_where_nothing_can_be_halved(capsys, memory):
     assert "--amp" in text
     assert "--mini-batch-size auto finds" not in text
     memory(1)
-    assert "out of memory with 2 pieces of up to 48 tokens in a mini-batch; the last checkpoint is whole. What may help: --mini-batch-size auto" in \
+    assert "out of memory with 2 pieces of up to 48 tokens in a mini-batch; the last checkpoint is intact. What may help: --mini-batch-size auto" in \
         train_on_two(capsys, code=1)
     memory(0, RuntimeError("another error"))
     with pytest.raises(RuntimeError, match="another error"):

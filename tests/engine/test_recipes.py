@@ -41,7 +41,7 @@ def test_a_run_goes_on_with_the_recipe_whether_it_is_typed_again_or_not(plan, ca
 
 def test_another_recipe_for_a_run_that_goes_on_is_refused(plan, capsys):
     run(capsys, "--recipe", "classic", "--max-steps", 1, code=75)
-    assert "was trained with --recipe classic, and --recipe modern is given; leave that out, or start anew with --reset-history" in \
+    assert "was trained with --recipe classic, and --recipe modern is given; leave that out, or start over with --reset-history" in \
         run(capsys, "--recipe", "modern", "--exp", "gpt2ish", code=2)
     write_plan(plan, {"one": {"dataset": "rows.jsonl", "samples": 4}})
     run(capsys, "--model", "plain", "--max-steps", 1, code=75)

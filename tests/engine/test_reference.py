@@ -165,7 +165,7 @@ def test_a_reference_that_is_lost_is_told_in_one_line_and_nothing_else_is(folder
     assert len(said) == 1
     assert f"stage 'prefer': {path} is {'not there' if harm == 'gone' else 'damaged' if harm == 'damaged' else 'of other data or settings'}, and " in said[0]
     assert ("Bring the data or the settings back" if harm == "short" else "Bring the file back") in said[0]
-    assert said[0].endswith("or begin the stage anew with --resume out/gpt2ish_model.first.lmp.")
+    assert said[0].endswith("or repeat the stage from its start with --resume out/gpt2ish_model.first.lmp.")
     assert Path("out/gpt2ish_model.lmp").read_bytes() == before
     path.parent.mkdir(exist_ok=True)
     shutil.copy(aside, path)

@@ -35,7 +35,7 @@ def test_parts_of_a_stage(corpus, capsys):
 
 
 def test_a_stop_in_each_part_changes_nothing(corpus, capsys, monkeypatch):
-    """Parts in steps, samples and tokens, the rest, and a share at the end; a stage behind it begins anew."""
+    """Parts in steps, samples and tokens, the rest, and a share at the end; a stage behind it starts again."""
     parts = [{"name": "linear", "from": 0, "steps": 2}, {"name": "polynomial", "to": 0.5, "samples": 8}, {"name": "linear", "to": 0.8, "tokens": 300},
              {"name": "inverse_sqrt", "to": 0.2, "steps": "rest"}, {"name": "linear", "to": 0, "steps": "30%"}]
     write_plan(corpus, {"one": stage(tokens=2000, lr_schedule=parts), "two": stage(steps=1, lr_schedule=parts[-2:])})

@@ -60,14 +60,14 @@ def test_a_run_goes_on_from_the_newest_whole_folder(folder, capsys):
     flip(Path("harmed", MODEL, "shard-00001-of-00001.safetensors"))
     Path("harmed/gpt2ish_model.prev-1.lmp/state.lmp").unlink()
     said = run(capsys, "harmed", *SHARDED)
-    assert "going on from gpt2ish_model.prev-2.lmp" in said
+    assert "continuing from gpt2ish_model.prev-2.lmp" in said
     assert {path.name for path in Path("harmed").glob("*.damaged-*")} == {"gpt2ish_model.damaged-1.lmp", "gpt2ish_model.damaged-2.lmp"}
     for path in (*Path("harmed").glob("*.damaged-*"), *Path("harmed").glob("*.prev-*")):
         shutil.rmtree(path)
     assert compare_runs(Path("whole"), Path("harmed")) == []
     run(capsys, "harmed", "--reset-history", "--max-steps", 1, *SHARDED, code=75)
     assert Path("harmed/gpt2ish_model.old-1.lmp").is_dir()
-    assert "goes on from" in run(capsys, "harmed", "--resume", "harmed/gpt2ish_model.old-1.one.lmp/", "--max-steps", 1, *SHARDED, code=75)
+    assert "continues from" in run(capsys, "harmed", "--resume", "harmed/gpt2ish_model.old-1.one.lmp/", "--max-steps", 1, *SHARDED, code=75)
     assert Path("harmed/gpt2ish_model.old-2.lmp").is_dir()
 
 

@@ -138,6 +138,6 @@ def test_a_run_that_is_stopped_at_once_says_how_to_go_on(two_stages, capsys, mon
 
     monkeypatch.setattr(save, "save", twice)
     text = train_plan(capsys, "--save-interval", 10, "--reset-history", code=130)
-    assert "stopped at once; what was saved before is whole. To go on:" in text
+    assert "stopped at once; what was saved before is intact. To go on:" in text
     assert "--reset-history" not in text
     assert text.rstrip().endswith("--save-interval 10")

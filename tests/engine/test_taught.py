@@ -203,7 +203,7 @@ def test_a_file_that_is_lost_is_made_again_by_the_same_teacher_and_no_other(fold
     line = run(capsys, "out", code=2).strip().splitlines()[-1]
     assert "stage 'learn': teacher teacher/gpt2ish_model.lmp: there is no such file as" in line
     assert f"{path} is {'not there' if harm == 'gone' else 'damaged'}" in line
-    assert line.endswith("or begin the stage anew with --resume out/gpt2ish_model.before.lmp.")
+    assert line.endswith("or repeat the stage from its start with --resume out/gpt2ish_model.before.lmp.")
     shutil.copytree("whole", "teacher")  # another model
     assert "is not the one that the stage was begun with" in run(capsys, "out", code=2)
     assert Path("out/gpt2ish_model.lmp").read_bytes() == before
@@ -290,7 +290,7 @@ def test_only_what_cannot_be_written_is_told_as_such(folder, capsys, monkeypatch
 
 def test_of_a_piece_that_nothing_is_known_of_a_line_says_so():
     piece = pieces_of_answers([3], [0.0])[0]
-    with pytest.raises(UserError, match=r"^row [\d,]+ of source 1 of the stage: what the teacher says of it is not known, .* begin the stage anew\.$"):
+    with pytest.raises(UserError, match=r"^row [\d,]+ of source 1 of the stage: what the teacher says of it .* repeat the stage from its start\.$"):
         Taught(Path("nowhere"))(piece)
     with pytest.raises(UserError, match=r"its log-probability by the reference is not known"):
         reference.Reference()(piece)

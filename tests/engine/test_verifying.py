@@ -80,7 +80,7 @@ def test_a_damaged_shard_lets_all_ranks_go_on_from_the_state_before(folder):
     flip(Path("harmed", MODEL, "shard-00002-of-00002.safetensors"))
     said = train(2, "harmed", *flags)
     assert said.count("its checksum is wrong") == 1
-    assert "going on from gpt2ish_model.prev-1.lmp" in said
+    assert "continuing from gpt2ish_model.prev-1.lmp" in said
     for path in Path("harmed").glob("*.damaged-*"):
         shutil.rmtree(path)
     for out in ("whole", "harmed"):

@@ -171,7 +171,7 @@ def test_parts_never_jump_and_end_where_they_should(names, weights, ends, rest):
 
 @given(st.sampled_from([EXAMPLE, [*EXAMPLE[:1], {"name": "constant", "samples": 50}, *EXAMPLE[1:]]]), st.integers(0, STEPS), st.integers(1, 7))
 def test_a_place_is_all_that_has_to_be_kept(parts, stop, stride):
-    """Whoever goes on from a place reaches the same factors as who has never stopped."""
+    """Whoever continues from a place reaches the same factors as who has never stopped."""
     found, now = chain(parts, tokens=1000), lambda step: {"progress": step / STEPS, "steps": step, "samples": 3 * step, "tokens": 5 * step}
     place = found.begin
     for step in range(stop + 1):

@@ -33,7 +33,7 @@ def test_csv_holds_every_step_once(tmp_path):
             rows = list(csv.DictReader(file))
         for name in NAMES:
             assert [(int(row["step"]), float(row[name])) for row in rows if row[name]] == expected(name, every)
-    open_callbacks("csv", None, print).members["csv"]._tracker.start(info(tmp_path, 0))  # a run that starts anew
+    open_callbacks("csv", None, print).members["csv"]._tracker.start(info(tmp_path, 0))  # a run that starts over
     assert not list(tmp_path.glob("*.csv"))
 
 

@@ -170,7 +170,7 @@ class _ArticleStream(Stream):
         except StopIteration:
             raise
         except BaseException:
-            self._articles = None  # the next try goes on from the position, not from the end of a broken loop
+            self._articles = None  # the next try continues from the position, not from the end of a broken loop
             raise
         self._size = len(article)
         self._rows = [*(line for line in article if isinstance(line, BadRow)), _as_row(article)]

@@ -54,7 +54,7 @@ class DatasetSource(IndexedSource):
 class DatasetStreamedSource(StreamedSource):
     """A data set that the library reads over the network while training: any format it knows.
 
-    A reading that goes on from a position, or after the hub was away, reads again what comes before it in the same file of the data set, but no more.
+    A reading that continues from a position, or after the hub was away, reads again what comes before it in the same file of the data set, but no more.
     """
 
     def __init__(self, name: str, dataset: IterableDataset, n_rows: int | None, fingerprint: dict[str, Any]):

@@ -61,7 +61,7 @@ class _ShardStream(Stream):
         except StopIteration:
             raise
         except BaseException:
-            self._rows = None  # the next try goes on from the position, not from the end of a broken loop
+            self._rows = None  # the next try continues from the position, not from the end of a broken loop
             raise
 
     def state(self) -> Any:
@@ -138,7 +138,7 @@ class _LinesStream(_ShardStream):
 
 
 class ShardedSource(StreamedSource):
-    """Files of one data set, read over the network while training; a reading goes on from any row at the cost of a row group or less."""
+    """Files of one data set, read over the network while training; a reading continues from any row at the cost of a row group or less."""
 
     def __init__(self, name: str, form: str, files: Sequence[File], n_rows: int | None, fingerprint: dict[str, Any], choose: Choose = list):
         """
