@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="small", help=f"of {', '.join(MODELS)}; several with commas")
     parser.add_argument("--ways", default="float32", help=f"of {', '.join(WAYS)}; several with commas")
+    parser.add_argument("--peers-way", choices=WAYS, help="the way of the others, where it is not that of lmp_trainer: each at its best")
     parser.add_argument("--kinds", default="pieces,short", help="of pieces, short")
     parser.add_argument("--texts", type=Path, help="a .jsonl file of whole articles, one a row under \"text\"; by default built-in tales")
     parser.add_argument("--tokenizer", help="what lmp_trainer's --tokenizer takes; by default one trained on the texts")
@@ -168,14 +169,15 @@ def compare(arguments: argparse.Namespace) -> None:
 def compare_way(arguments: argparse.Namespace, folder: Path, model: str, way: str, vocab_size: int) -> None:
     """Measure one model in one precision, compiled or not."""
     rate, per_token = product_rate(model, vocab_size, "bf16" in way)
-    print(f"{model}, {way}: its matrix products alone {rate / 1e9:,.0f} GFLOP/s", flush=True)
+    others = f" (the others: {arguments.peers_way})" if arguments.peers_way else ""
+    print(f"{model}, {way}{others}: its matrix products alone {rate / 1e9:,.0f} GFLOP/s", flush=True)
     for kind in arguments.kinds:
         peers = {"Trainer": sys.executable, **({"litgpt": arguments.litgpt} if arguments.litgpt and kind == "pieces" else {})}
         speeds: dict[str, list[float]] = {name: [] for name in ("lmp_trainer", *peers)}
         for _ in range(arguments.rounds):
             speeds["lmp_trainer"].append(run_ours(model, way, arguments.steps, folder, kind))
             for peer, python in peers.items():
-                speeds[peer].append(run_peer(python, peer, model, way, arguments.steps, folder, kind))
+                speeds[peer].append(run_peer(python, peer, model, arguments.peers_way or way, arguments.steps, folder, kind))
         for name, found in speeds.items():
             times = "" if name == "lmp_trainer" else f"   lmp_trainer is {median(speeds['lmp_trainer']) / median(found):.2f} x"
             print(f"    {kind:7} {name:12} {median(found):8,.0f}   ({min(found):,.0f} to {max(found):,.0f})   "
