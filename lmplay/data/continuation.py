@@ -104,7 +104,7 @@ class Cutter:
 
         if context_len < SMALLEST_CONTEXT:
             raise ValueError(f"context_len {context_len} is below {SMALLEST_CONTEXT}")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.context_len = context_len
         self._estimate = estimate
         self._tail = min(context_len // _TAIL_SHARE, _TAIL_MOST)
@@ -114,11 +114,11 @@ class Cutter:
 
     def __reduce__(self) -> tuple[type[Cutter], tuple[Tokenizer, int, bool]]:
         """Pickle the arguments of the constructor."""
-        return Cutter, (self._tokenizer, self.context_len, self._estimate)
+        return Cutter, (self.tokenizer, self.context_len, self._estimate)
 
     def with_context(self, context_len: int) -> Cutter:
         """Make one for another context length."""
-        return Cutter(self._tokenizer, context_len, self._estimate)
+        return Cutter(self.tokenizer, context_len, self._estimate)
 
     def cut(self, sample: Sample, n_truth: int | None = None) -> list[Piece]:
         """Cut a sample; its truths, joined, are its text, or the answers of its chat.
@@ -129,8 +129,8 @@ class Cutter:
         """
         if not sample.turns:
             return self.cut_parts(sample, (Part(sample.prompt, learned=False),), (Part(sample.truth),), n_truth)
-        template = choose_template(sample.chat, self._tokenizer.chat_template)
-        return self.cut_parts(sample, *write_out(sample.turns, template, self._tokenizer.end_text, self._tokenizer.begin_text), n_truth)
+        template = choose_template(sample.chat, self.tokenizer.chat_template)
+        return self.cut_parts(sample, *write_out(sample.turns, template, self.tokenizer.end_text, self.tokenizer.begin_text), n_truth)
 
     def cut_pair(self, sample: Sample) -> list[Piece]:
         """Cut a preference pair: the same prompt before both answers, and what fits of each answer in one piece.
@@ -185,14 +185,14 @@ class Cutter:
             pieces[0] = replace(pieces[0], prompt_lost=lost)
         if pieces and not pieces[-1].last:  # nothing is learned in what follows
             pieces[-1] = replace(pieces[-1], last=True)
-        return pieces if self._tokenizer.writes_all else [self._count_lost(piece) for piece in pieces]
+        return pieces if self.tokenizer.writes_all else [self._count_lost(piece) for piece in pieces]
 
     def _count_lost(self, piece: Piece) -> Piece:
         """Count the bytes of a piece that its tokens do not hold."""
         truth = piece.tokens[piece.n_prompt:][:len(piece.starts) - 1]
         truth = truth if piece.learned is None else truth[piece.learned[:len(truth)]]
         return replace(piece, bytes_lost=sum(len(character.encode("utf-8", "surrogatepass")) * count
-                                             for character, count in self._tokenizer.lost(piece.truth, truth).items()))
+                                             for character, count in self.tokenizer.lost(piece.truth, truth).items()))
 
     def _prompts(self, given: Sequence[Part], head: Encoded, n_truth: int, is_chat: bool) -> tuple[np.ndarray, np.ndarray]:
         """Choose what of a prompt the first piece begins with, and what of it the continuations repeat.

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from .continuation import Cutter, Piece
+from .permutation import hash64
 from .samples import Sample
+from .sentences import Cut
 
 
 class Preparing(Protocol):
@@ -44,6 +46,35 @@ def cut_task(sample: Sample, cutter: Cutter, most_tokens: int | None) -> list[Pi
     return [replace(pieces[0], last=True)] if pieces else []
 
 
+def cut_thoughts(sample: Sample, cutter: Cutter, most_tokens: int | None, start: str, end: str, horizon: int) -> list[Piece]:
+    """Cut a sample so that a thought fits in, and choose a place for one in each piece.
+
+    The place is decided by the number of the row and that of the piece alone, and is one before a token that would be learned.
+
+    :param most_tokens: of a thought, see :func:`thought_limit`.
+    :param start: the mark before a thought, and `end` that after it.
+    :param horizon: the most tokens behind it that are predicted.
+    :return: pieces of what lies before the place, the mark, and the tokens behind it, fewer than `horizon` where the piece ends.
+    """
+    import numpy as np
+
+    before, after = (cutter.tokenizer.encode_markup(mark).ids for mark in (start, end))
+    found = []
+    for piece in cutter.with_context(cutter.context_len - thought_limit(most_tokens, cutter.context_len) - len(before) - len(after)).cut(sample):
+        learned = np.arange(piece.n_prompt, len(piece.tokens)) if piece.learned is None else piece.n_prompt + np.flatnonzero(piece.learned)
+        place = int(learned[hash64(sample.source, sample.row, piece.number) % len(learned)])
+        tokens, empty = piece.tokens, np.zeros(0, dtype=np.int64)
+        ahead = tokens[place:place + horizon]
+        found.append(Piece(sample, np.concatenate([tokens[:place], before.astype(tokens.dtype), ahead]), place + len(before), cutter.tokenizer.decode(ahead),
+                           Cut.END, piece.number, piece.last, starts=empty, cuttable=empty.astype(bool)))
+    return found
+
+
 def answer_limit(most_tokens: int | None, context_len: int) -> int:
     """Give the most tokens of an answer: None = half of the context."""
     return most_tokens or context_len // 2
+
+
+def thought_limit(most_tokens: int | None, context_len: int) -> int:
+    """Give the most tokens of a thought: None = a quarter of the context."""
+    return most_tokens or context_len // 4

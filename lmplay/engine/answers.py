@@ -5,13 +5,14 @@ that was stopped writes the same ones again. Of several ranks each writes its sh
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.continuation import Piece
 from ..data.judged import Judged
@@ -24,6 +25,7 @@ from ..errors import TrainingError, UserError
 from ..modules.adapters import without_adapter
 from ..modules.sharded import is_sharded
 from ..objectives.grpo import cooled
+from ..plan.options import SMALLEST_CONTEXT
 from ..rewards.process import MOST, Rewards
 from ..tokenizer import Tokenizer
 from ..writing.continuous import ContinuousBatch
@@ -49,42 +51,39 @@ Attempts = Callable[[int], Iterator[AbstractContextManager[int]]]
 class AnswerWriter:
     """Lets the model of a stage write answers."""
 
-    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, say: Callable[[str], None],
-                 accord: Accord | None = None):
+    def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, attempts: Attempts,
+                 say: Callable[[str], None], accord: Accord | None = None):
         """
         :param seed: the run's.
-        :param grouping: makes the mini-batches in which log-probabilities are computed.
+        :param grouping: makes the mini-batches in which log-probabilities are computed, and `attempts` says how large they are, see
+            :meth:`.budget.TokenBudget.attempts`.
         :param say: is told when memory runs out.
         :param accord: of the ranks; None = a single process.
         """
         self._accord = accord or Accord()
         assert stage.objective.writing is not None
-        self._stage, self._model, self._tokenizer, self._seed, self._grouping, self._say = stage, model, tokenizer, seed, grouping, say
-        self.writing, self._context_len = stage.objective.writing, stage.settings.context_len
+        self._stage, self._model, self._tokenizer, self._seed, self._grouping, self._attempts = stage, model, tokenizer, seed, grouping, attempts
+        self.writing, self._context_len, self._say = stage.objective.writing, stage.settings.context_len, say
         self._limit, self._rows = self.writing.limit(self._context_len), _ROWS
         self._rewards = Rewards(self.writing.rewards)
         self.close = self._rewards.close
-        forms = stage.data.forms()
-        chats = [form["chat"] for form in forms if form["form"] == "chat"]
-        prompting = Prompting(tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
-        self._ends, self._stops = prompting.ends, prompting.stop_texts
+        self._ends, self._stops = self._find_ends()
         self.reference: DeviceModel | None = None
         """The model as it was at the start of the stage, where the objective compares with it; with its adapter off, where the stage has one."""
         self._warned = False
 
-    def write_groups(self, pieces: Sequence[Piece], first: int, attempts: Attempts, interrupted: Callable[[], bool]) -> list[Piece] | None:
+    def write_groups(self, pieces: Sequence[Piece], first: int, interrupted: Callable[[], bool]) -> list[Piece] | None:
         """Write a group of answers to each prompt, and judge them.
 
         :param pieces: of the prompts.
         :param first: the number of the first of these samples in the run.
-        :param attempts: to compute log-probabilities in mini-batches, see :meth:`.budget.TokenBudget.attempts`.
         :param interrupted: asked before each token, and before each text is judged.
         :return: a piece for each answer, those of a group in a row; None when interrupted.
         :raises UserError: when a reward fails.
         """
-        group, seed = self.writing.group, self._seed
+        group = self.writing.group
         prompts = [piece for piece in pieces for _ in range(group)]
-        seeds = [hash64(seed, first + number, member) >> 1 for number in range(len(pieces)) for member in range(group)]
+        seeds = [hash64(member, state=named) >> 1 for named in self._seeds(pieces, first) for member in range(group)]
         found = self._answer(prompts, seeds, Sampling(temperature=self.writing.temperature), interrupted)
         if found is None:
             return None
@@ -94,19 +93,42 @@ class AnswerWriter:
             advantages, deviation = self._stage.objective.advantages([one.reward for one in judged])
             deviations.append(deviation)
             found[begin:begin + group] = [
-                replace(piece, last=number == group - 1, judged=replace(one, advantage=advantage, deviation=deviation))
+                replace(self._to_learn(piece), last=piece.last and number == group - 1, judged=replace(one, advantage=advantage, deviation=deviation))
                 for number, (piece, one, advantage) in enumerate(zip(found[begin:begin + group], judged, advantages, strict=True))]
         self._warn(deviations)
         if self.reference is not None:
             with without_adapter(self.reference.raw):  # which is the model itself, where the stage trains an adapter
-                found = self._with_log_probs(found, self.reference, "reference", attempts)
-        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before", attempts)
+                found = self._with_log_probs(found, self.reference, "reference")
+        return found if self.writing.updates == 1 else self._with_log_probs(found, self._model, "before")
 
     def write_best(self, units: Iterable[list[Piece]], interrupted: Callable[[], bool]) -> list[list[Piece]] | None:
         """Write an answer to each prompt, always the most probable token, and judge them; None when interrupted."""
-        prompts = self._accord.alike(lambda: [unit[0] for unit in units])
+        asked = self._accord.alike(lambda: list(units))
+        prompts = [piece for unit in asked for piece in unit]
         found = self._answer(prompts, [0] * len(prompts), Sampling(temperature=0), interrupted)
-        return None if found is None else [[piece] for piece in found]
+        if found is None:
+            return None
+        answers = iter(found)
+        return [list(islice(answers, len(unit))) for unit in asked]
+
+    def _to_learn(self, answer: Piece) -> Piece:
+        """Give the piece that is learned of an answer."""
+        return answer
+
+    def row(self, answer: Piece) -> dict[str, Any]:
+        """Say what was written in a validation, for the file of samples."""
+        assert answer.judged is not None
+        return {"prompt": answer.sample.prompt.strip(), "text": answer.truth, "truth": answer.sample.truth, "reward": answer.judged.reward}
+
+    def _find_ends(self) -> tuple[set[int], tuple[str, ...]]:
+        """Give the tokens and the texts that end an answer."""
+        chats = [form["chat"] for form in self._stage.data.forms() if form["form"] == "chat"]
+        prompting = Prompting(self._tokenizer, "chat" if chats else "instruction", chats[-1] if chats else None)
+        return prompting.ends, prompting.stop_texts
+
+    def _seeds(self, pieces: Sequence[Piece], first: int) -> list[int]:
+        """Give a seed for each prompt of a batch; `first` is the number of the first sample in the run."""
+        return [hash64(self._seed, first + number) for number in range(len(pieces))]
 
     def _warn(self, deviations: Sequence[float]) -> None:
         """Warn once where nothing can be learned from a batch."""
@@ -121,11 +143,8 @@ class AnswerWriter:
         def write(some: Sequence[tuple[Piece, int]], halted: Callable[[], bool]) -> list[list[int]] | None:
             return self._write([prompt for prompt, _ in some], [seed for _, seed in some], sampling, halted)
 
-        def judge(some: Sequence[tuple[Piece, list[int]]]) -> list[Piece] | None:
-            return self._judge([prompt for prompt, _ in some], [ids for _, ids in some], interrupted)
-
         written = self._by_all([*zip(prompts, seeds, strict=True)], write, interrupted)
-        return None if written is None else self._accord.in_shares([*zip(prompts, written, strict=True)], judge)
+        return None if written is None else self._judge(prompts, written, interrupted)
 
     def _by_all(self, items: Sequence[_S], work: Callable[[Sequence[_S], Callable[[], bool]], list[_T] | None], interrupted: Callable[[], bool]) \
             -> list[_T] | None:
@@ -199,6 +218,13 @@ class AnswerWriter:
 
     def _judge(self, prompts: Sequence[Piece], written: Sequence[list[int]], interrupted: Callable[[], bool]) -> list[Piece] | None:
         """Make pieces of what was written, with its rewards; None when interrupted."""
+        def judge(some: Sequence[tuple[Piece, list[int]]]) -> list[Piece] | None:
+            return self._judge_share([prompt for prompt, _ in some], [ids for _, ids in some], interrupted)
+
+        return self._accord.in_shares([*zip(prompts, written, strict=True)], judge)
+
+    def _judge_share(self, prompts: Sequence[Piece], written: Sequence[list[int]], interrupted: Callable[[], bool]) -> list[Piece] | None:
+        """See :meth:`_judge`, of this rank's share."""
         said = [self._decode(ids) for ids in written]
         asked = [{"text": text, "answer": piece.sample.truth, "prompt": piece.sample.prompt.removesuffix(BREAK)}
                  for text, piece in zip(said, prompts, strict=True)]
@@ -209,7 +235,6 @@ class AnswerWriter:
         if rewards is None:
             return None
         weights = [float(reward.get("weight", 1.0)) for reward in self.writing.rewards]
-        empty = np.zeros(0, dtype=np.int64)
         found = []
         for prompt, ids, text, each in zip(prompts, written, said, rewards, strict=True):
             reward = sum(weight * one for weight, one in zip(weights, each, strict=True))
@@ -217,9 +242,7 @@ class AnswerWriter:
                 raise UserError(f"stage '{self._stage.stage.name}': the weighted sum of the rewards is {reward:g}, allowed: from {-MOST:g} to {MOST:g}. "
                                 "Smaller weights may help.")
             judged = Judged(tuple(each), reward, self._limit, not self._is_over(ids))
-            tokens = np.concatenate([prompt.tokens[:prompt.n_prompt], np.array(ids, dtype=prompt.tokens.dtype)])
-            found.append(Piece(prompt.sample, tokens, prompt.n_prompt, text, Cut.END, 0, True, judged=judged, prompt_lost=prompt.prompt_lost, starts=empty,
-                               cuttable=empty.astype(bool)))
+            found.append(behind(prompt, prompt.n_prompt, ids, text, judged))
         return found
 
     def _decode(self, ids: list[int]) -> str:
@@ -229,18 +252,31 @@ class AnswerWriter:
             text = text.partition(stop)[0]
         return text
 
-    def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str, attempts: Attempts) -> list[Piece]:
+    def _with_log_probs(self, pieces: list[Piece], model: DeviceModel, name: str) -> list[Piece]:
         """Add the log-probabilities that a model gives to answers, under `name` of :class:`Judged`."""
-        def share(some: Sequence[Piece], halted: Callable[[], bool]) -> list[dict[str, Any]]:
-            found: list[Tensor] = []
-            for attempt in attempts(max((len(piece.tokens) for piece in some), default=1) - 1):
-                with attempt as tokens:
-                    found = token_log_probs(model, some, self._grouping.mini_batches(some, tokens), cooled(model.head, self.writing.temperature))
-            return [{name: one.numpy()} for one in found]
+        known: list[dict[str, Any]] = [{name: one} for one in self._log_probs(pieces, model, cooled(model.head, self.writing.temperature))]
+        return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, known, strict=True) if piece.judged]
 
-        added = self._by_all(pieces, share, lambda: False)
-        assert added is not None
-        return [replace(piece, judged=replace(piece.judged, **one)) for piece, one in zip(pieces, added, strict=True) if piece.judged]
+    def _log_probs(self, pieces: list[Piece], model: DeviceModel, head: nn.Module) -> list[np.ndarray]:
+        """Compute the log-probabilities that a model gives to the tokens behind the prompts of pieces."""
+        def share(some: Sequence[Piece], halted: Callable[[], bool]) -> list[np.ndarray]:
+            found: list[Tensor] = []
+            for attempt in self._attempts(max((len(piece.tokens) for piece in some), default=1) - 1):
+                with attempt as tokens:
+                    found = token_log_probs(model, some, self._grouping.mini_batches(some, tokens), head)
+            return [one.numpy() for one in found]
+
+        found = self._by_all(pieces, share, lambda: False)
+        assert found is not None
+        return found
+
+
+def behind(prompt: Piece, n_prompt: int, ids: Sequence[int] | np.ndarray, text: str = "", judged: Judged | None = None) -> Piece:
+    """Make a piece of other tokens behind the first of a prompt, of which no text is known by token."""
+    empty = np.zeros(0, dtype=np.int64)
+    tokens = np.concatenate([prompt.tokens[:n_prompt], np.asarray(ids, dtype=prompt.tokens.dtype)])
+    return Piece(prompt.sample, tokens, n_prompt, text, Cut.END, prompt.number, prompt.last, judged=judged, prompt_lost=prompt.prompt_lost, starts=empty,
+                 cuttable=empty.astype(bool))
 
 
 def check_writing(stage: OpenStage) -> list[str]:
@@ -249,18 +285,29 @@ def check_writing(stage: OpenStage) -> list[str]:
     if writing is None:
         return []
     faults = []
+    what, key = ("answers", "answer_tokens") if writing.thoughts is None else ("thoughts", "thought_tokens")
     if writing.limit(context_len) > context_len // 2:
-        faults.append(f"stage '{name}': answer_tokens {writing.limit(context_len)}, and its context_len is {context_len}: at most half of it, "
+        faults.append(f"stage '{name}': {key} {writing.limit(context_len)}, and its context_len is {context_len}: at most half of it, "
                       f"{context_len // 2}, so that prompts fit before them.")
+    elif writing.thoughts is not None:
+        marks = sum(len(mark.encode()) + 1 for mark in (writing.thoughts.start, writing.thoughts.end))  # a token has a byte at least, but for a space before
+        if (least := SMALLEST_CONTEXT + marks + writing.limit(context_len)) > context_len:
+            faults.append(f"stage '{name}': its context_len is {context_len}: at least {least}, so that {SMALLEST_CONTEXT} tokens of text fit beside "
+                          "a thought and its marks; or lower thought_tokens.")
     if stage.settings.context_len_schedule is not None:
-        faults.append(f"stage '{name}': its context_len changes, and with {stage.settings.objective} it is one for all prompts and answers; give a number.")
+        faults.append(f"stage '{name}': its context_len changes, and with {stage.settings.objective} it is one for all prompts and {what}; give a number.")
     if stage.stage.tokens is not None:
         faults.append(f"stage '{name}': its length is in tokens, and how many the model will write is not known; give epochs, samples or steps.")
-    rewards = Rewards(writing.rewards)
+    return [*faults, *_check_rewards(name, writing.rewards)] if writing.rewards else faults
+
+
+def _check_rewards(stage: str, specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List what keeps the process of rewards from starting."""
+    rewards = Rewards(specs)
     try:
         rewards.open()
     except UserError as error:
-        faults += [f"stage '{name}': {fault}" for fault in error.faults]
+        return [f"stage '{stage}': {fault}" for fault in error.faults]
     finally:
         rewards.close()
-    return faults
+    return []

@@ -208,7 +208,8 @@ class _Notes:
             name, part = self._names[piece.sample.source], _part_of_source(piece, losses.double(), weights)
             self._by_source[name] = SourceLoss(*map(sum, zip(self._by_source.get(name, _NOTHING), part, strict=True)))
         if number == 0:
-            truth = piece.truth if piece.judged is None else piece.sample.truth
+            judged = piece.judged
+            truth = piece.truth if judged is None else piece.sample.truth if judged.between is None else judged.between[1]
             self._example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
 
 
@@ -227,8 +228,9 @@ def _join(units: Sequence[list[Piece]], parts: Sequence[_Part]) -> Evaluation:
     by_source: dict[str, SourceLoss] = {}
     for part in parts:
         sums, by_source = _add(sums, part.sums), _add_sources(by_source, part.by_source)
+    has_floor = None not in nats and units[0][0].judged is None
     sums |= {"steps": 1.0, "nats_sum": sum(one or 0.0 for one in nats),
-             "nats_tokens": float(sum(piece.n_truth for unit in units for piece in unit)) if None not in nats else 0.0}
+             "nats_tokens": float(sum(piece.n_truth for unit in units for piece in unit)) if has_floor else 0.0}
     of_sample = sum((part.of_sample for part in parts[1:]), start=parts[0].of_sample)
     example = next((part.example for part in parts if part.example is not None), ("", "", ""))
     if of_sample[1].sum() == sums["n_tokens"] and units[0][0].judged is None:

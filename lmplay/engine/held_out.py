@@ -15,6 +15,7 @@ from zlib import crc32
 from ..cadence import VALIDATION_SHARE, VALIDATION_TOKEN
 from ..data.continuation import Piece
 from ..data.samples import Sample
+from ..stats.figures import NATS
 from .run import OpenStage
 
 # The end of a stage judges this many times the samples of a validation.
@@ -37,6 +38,8 @@ class HeldOut:
         :param prepare: makes the pieces of a sample.
         """
         self._stage, self._prepare = stage, prepare
+        writing = stage.objective.writing
+        self._thought = None if writing is None or writing.thoughts is None else writing.limit(stage.settings.context_len)
         self._count = stage.settings.validation_samples
         count, bounded = self._count or _FIRST, stage.settings.validation_is_bounded
         samples = list(_bounded(self._read(), count, MOST_CHARACTERS * count if bounded else None))
@@ -64,7 +67,7 @@ class HeldOut:
     @cached_property
     def n_tokens(self) -> int:
         """The tokens to be learned of a validation's samples."""
-        return sum(piece.n_truth for unit in self.regular() for piece in unit)
+        return sum(map(self._tokens_of, chain.from_iterable(self.regular())))
 
     @property
     def identity(self) -> str:
@@ -88,18 +91,21 @@ class HeldOut:
     def floors(self) -> dict[str, float | None]:
         """Work out the lowest loss that any model can reach, where the sources know it: on the samples of the validations; without, on training samples.
 
-        :return: `floor_nats_per_token` and `floor_bits_per_byte`; None where unknown.
+        :return: `floor_nats_per_token` and `floor_bits_per_byte`; None where unknown, and where the loss of the stage is another.
         """
+        unknown: dict[str, float | None] = {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+        if self._stage.objective.loss_unit != NATS:
+            return unknown
         chosen = self._samples if self.is_there else islice(iter(self._stage.data.open_samples().next, None), _FIRST)
         samples, nats = [], 0.0
         for sample in chosen:
             if sample.nats is None:
-                return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+                return unknown
             samples.append(sample)
             nats += sample.nats
         tokens = sum(piece.n_truth for sample in samples for piece in self._prepare(sample))
         if not tokens:
-            return {"floor_nats_per_token": None, "floor_bits_per_byte": None}
+            return unknown
         n_bytes = sum(len(sample.truth.encode()) for sample in samples)
         return {"floor_nats_per_token": nats / tokens, "floor_bits_per_byte": nats / n_bytes / math.log(2)}
 
@@ -108,7 +114,7 @@ class HeldOut:
         stage, units = self._stage.stage, self._whole
         if not units:
             return {}
-        tokens = fmean(_count(unit) for unit in units)
+        tokens = fmean(map(self._count_tokens, units))
         batches = fmean(len(unit) for unit in units) / self._stage.settings.at_mean(stage.steps is not None).batch_size  # a sample's share of a batch
         total = self._stage.data.open_samples().total
         if total is None and stage.tokens is None and stage.steps is None:
@@ -120,12 +126,20 @@ class HeldOut:
     def _affordable(self) -> list[list[Piece]]:
         """Choose what a validation judges, where that is not said: of long samples the first pieces, unless the floor of the whole text is known."""
         most = _SHARE * self.expected.get("tokens", math.inf)
-        if sum(map(_count, self._whole)) <= most:
+        if sum(map(self._count_tokens, self._whole)) <= most:
             return self._whole
         share = most / len(self._whole)
         units = [unit if unit[0].sample.nats is not None or unit[0].preferred is not None else
-                 unit[:max(1, sum(tokens <= share for tokens in accumulate(piece.n_truth for piece in unit)))] for unit in self._whole]
-        return units[:max(_LEAST, sum(tokens <= most for tokens in accumulate(map(_count, units))))]
+                 unit[:max(1, sum(tokens <= share for tokens in accumulate(map(self._tokens_of, unit))))] for unit in self._whole]
+        return units[:max(_LEAST, sum(tokens <= most for tokens in accumulate(map(self._count_tokens, units))))]
+
+    def _tokens_of(self, piece: Piece) -> int:
+        """Count the tokens to be learned of a piece, or of the thought that the model will write in it."""
+        return piece.n_truth if self._thought is None else self._thought
+
+    def _count_tokens(self, unit: list[Piece]) -> int:
+        """Count those of a sample."""
+        return sum(map(self._tokens_of, unit))
 
     def _read(self) -> Iterator[Sample]:
         """Read the held-out samples from the first on, each once."""
@@ -142,11 +156,6 @@ def identify(unit: list[Piece]) -> str:
     part = "" if unit[-1].last else f"\n{sum(len(piece.truth) for piece in unit)}"
     other = "" if sample.rejected is None else f"\n{sample.rejected.truth}"
     return f"{sample.prompt}\n{sample.truth}{other}{part}"
-
-
-def _count(unit: list[Piece]) -> int:
-    """Count the tokens to be learned of a sample."""
-    return sum(piece.n_truth for piece in unit)
 
 
 def _bounded(samples: Iterator[Sample], count: int, most_characters: int | None) -> Iterator[Sample]:

@@ -162,7 +162,7 @@ def open_stages(outline: Outline, stages: Iterable[tuple[Stage, StageState]], sa
             objective = load_objective(settings.objective, settings.objective_settings) if settings is not None else None
         with faults.collected():
             data = StageData(stage, outline.settings.datasets_folder, outline.settings.seed, outline.settings.validation_seed, state.rules,
-                             objective is not None and objective.reads_pairs, objective is not None and objective.writing is not None)
+                             objective is not None and objective.reads_pairs, objective is not None and objective.reads_tasks)
             if data.warnings and stage.dataset and state.fingerprints is None:
                 _check_gives_samples(stage.name, data)
         if settings is None or data is None or objective is None:

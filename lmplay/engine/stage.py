@@ -23,7 +23,7 @@ from ..errors import LmplayError, TrainingError
 from ..objectives import load_objective
 from ..objectives.base import Objective
 from ..optim.grads import check_grads
-from ..optim.optimizers import optimizers_of, width_ratio
+from ..optim.optimizers import begin_teacher, optimizers_of, width_ratio
 from ..plan.names import DEFAULT_OBJECTIVE, OPTIMIZER_SETTINGS
 from ..plan.schedules import UNITS
 from ..stats.figures import StageEntry
@@ -31,7 +31,6 @@ from ..stats.totals import HELD_OUT, VALIDATION, ModelStats
 from ..words import counted
 from ..writing.prompting import recorded
 from .adapting import begin_adapter, end_adapter, in_words
-from .answers import AnswerWriter
 from .batches import Batches, Grouping, TrainBatch, batches_of
 from .budget import TokenBudget
 from .by_source import BySource
@@ -47,6 +46,7 @@ from .run import OpenStage, Run
 from .step import StepSums, train_step
 from .taught import Taught, find_taught
 from .teacher import Teacher, ask_about, open_teacher
+from .thoughts import open_writer
 from .written import judge_written
 
 _T = TypeVar("_T")
@@ -64,11 +64,11 @@ class StageRunner:
         self._taught = Taught() if self.objective.teaching is not None else None
         self._grouping = Grouping(run.settings.first_mini_batch, run.runtime.length_multiple, stage.settings.context_len,
                                   run.runtime.packs(run.device_model.raw), run.runtime.ranks.size, self._reference, self._taught)
-        self._answers: AnswerWriter | None = None
-        if self.objective.writing is not None:
-            self._answers = AnswerWriter(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, run.report.say, run.accord)
-            run.threads.callback(self._answers.close)
         self._budget = TokenBudget(run, stage.settings, self._grouping, self.objective)
+        self._answers = open_writer(stage, run.device_model, run.model.tokenizer, run.settings.seed, self._grouping, self._budget.attempts, run.report.say,
+                                    lambda: run.optimizers.taught(), run.accord)
+        if self._answers is not None:
+            run.threads.callback(self._answers.close)
         self.stats = run.record.stage_stats.setdefault(self.stage.name, ModelStats())
         self.stats.declare(stage.objective.figures)
         self.batches = Batches(stage, self.cutter, self._grouping, lambda: self._budget.tokens, run.runtime.data_workers,
@@ -143,9 +143,10 @@ class StageRunner:
         begin_adapter(run, self.name, self.settings)
         freeze(run.device_model.raw, self.stage, run.settings)
         if (run.optimizers.kind, run.optimizers.settings) != (self.settings.optimizer, self.settings.optimizer_settings):
-            average = run.optimizers.average
+            average, teacher = run.optimizers.average, run.optimizers.teacher
             run.optimizers = optimizers_of(self.settings, run.device_model.raw)
-            run.optimizers.average = average  # which goes on over all stages
+            run.optimizers.average, run.optimizers.teacher = average, teacher  # the one goes on over all stages, the other in this one
+        begin_teacher(run.optimizers, self.settings, run.device_model.raw)
         run.optimizers.adapt_to_width(width_ratio(self.settings, run.device_model.raw))
         run.optimizers.set_weight_decay(self.settings.weight_decay)
         run.optimizers.set_options({name: getattr(self.settings, name) for name in OPTIMIZER_SETTINGS})
@@ -314,6 +315,7 @@ class StageRunner:
         self.state.done = True
         self.state.position = None
         end_adapter(self.run, self.name, self.settings)
+        self.run.optimizers.teacher = None
         self.run.lr_schedulers.start_stage()
         return True
 
@@ -323,7 +325,7 @@ class StageRunner:
             return batch
         found = None
         with self.run.interrupt.until_stopped():
-            found = self._answers.write_groups(batch.batch.pieces, self.run.record.progress.samples, self._budget.attempts, self.run.interrupt.requested)
+            found = self._answers.write_groups(batch.batch.pieces, self.run.record.progress.samples, self.run.interrupt.requested)
         if found is None:
             return None
         sources = [piece.sample.source for piece in found] if batch.sources else []
@@ -433,7 +435,7 @@ class StageRunner:
             found = self._answers.write_best(units(), self.run.interrupt.requested)
         if found is None:
             return None
-        answers = [(piece, piece.judged.reward) for piece, in found if piece.judged]
+        answers = (self._answers.row(piece) for unit in found for piece in unit)
         if self.run.is_main and (rows := self.run.completions.keep_answers(answers, self.run.record.progress, self.stage.name)):
             self.run.notifier.samples(rows)
         return lambda: iter(found)

@@ -24,7 +24,7 @@ def update(model: DeviceModel, optimizers: OptimizerSet, loss_sum: torch.Tensor,
     runtime, parameters = model.runtime, list(model.raw.parameters())
     scaled: Any = optimizers
     # Parts that skip by themselves would update half a model, and a fused kernel that skips its first step leaves its state undefined.
-    if runtime.scaler.is_enabled() and len(optimizers) == 1 and optimizers.average is None and optimizers.can_skip_on_device():
+    if runtime.scaler.is_enabled() and len(optimizers) == 1 and not optimizers.followers and optimizers.can_skip_on_device():
         scaled = next(iter(optimizers))
     try:
         runtime.scaler.unscale_(scaled)

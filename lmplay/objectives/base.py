@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.collate import MiniBatch
-from ..data.preparing import Preparing, answer_limit, cut_text
+from ..data.preparing import Preparing, answer_limit, cut_text, thought_limit
 from ..stats.figures import NATS, NEWEST, SUMS, Figure
 
 
@@ -39,12 +39,24 @@ def add_gradient(loss_sum: Tensor, auxiliary_sum: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Thoughts:
+    """How thoughts are told from the text: `start` is read before one, `end` ends it; `horizon` tokens of the text behind it are predicted, and learned too
+    where `learns_text` says so."""
+
+    start: str
+    end: str
+    horizon: int
+    learns_text: bool = False
+
+
+@dataclass(frozen=True)
 class Writing:
     """How the model writes the answers that an objective learns from, anew in each step.
 
-    Each prompt gets `group` answers of at most `most_tokens` (None = half of the context), drawn at a `temperature`. They are judged by `rewards`, see
-    :class:`lmplay.rewards.process.Rewards`; each has a `weight` (1) in the sum. The weights are updated `updates` times with the answers of a batch. With a
-    `reference` it is known what the model at the stage's start thinks of them.
+    Each prompt gets `group` answers of at most `most_tokens` (None = half of the context, of thoughts a quarter), drawn at a `temperature`. They are judged by
+    `rewards`, see :class:`lmplay.rewards.process.Rewards`; each has a `weight` (1) in the sum. The weights are updated `updates` times with the answers of a
+    batch. With a `reference` it is known what the model at the stage's start thinks of them. With `thoughts` the answers are thoughts, and are judged by how
+    probable they make the text behind them.
     """
 
     group: int
@@ -53,10 +65,11 @@ class Writing:
     rewards: Sequence[Mapping[str, Any]]
     updates: int = 1
     reference: bool = False
+    thoughts: Thoughts | None = None
 
     def limit(self, context_len: int) -> int:
         """Give the most tokens of an answer."""
-        return answer_limit(self.most_tokens, context_len)
+        return (answer_limit if self.thoughts is None else thought_limit)(self.most_tokens, context_len)
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,8 @@ class Objective(ABC):
 
     writing: Writing | None = None
     """How the model writes what it learns from: rows are read as tasks, :attr:`prepare` makes a piece of each, of which only the prompt counts, and
-    mini-batches have what the model has written and how it was judged, in training and in validation. None = the model learns from what it reads."""
+    mini-batches have what the model has written and how it was judged, in training and in validation. With thoughts rows are read as texts, and pieces are
+    those of :func:`lmplay.data.preparing.cut_thoughts`. None = the model learns from what it reads."""
 
     loss_unit: str = NATS
     """The unit of its loss, for statistics, pictures and messages."""
@@ -102,6 +116,11 @@ class Objective(ABC):
     The `cutter` cuts to the context length and must not be changed: it may be in another process. A function of :mod:`lmplay.data.preparing`, or a function or
     method of your own: what it imports is imported in each process that prepares data.
     """
+
+    @property
+    def reads_tasks(self) -> bool:
+        """Whether rows are read as tasks."""
+        return self.writing is not None and self.writing.thoughts is None
 
     @property
     def sum_names(self) -> list[str]:

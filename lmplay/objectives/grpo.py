@@ -71,19 +71,28 @@ class Grpo(Objective):
 
     def count(self, mini_batch: MiniBatch) -> float:
         """See :class:`Objective`; of `dapo` the tokens of the answers, else the answers."""
-        return len(mini_batch.targets_N) if self._loss == "dapo" and not _is_validation(mini_batch) else len(mini_batch.rows)
+        return len(mini_batch.targets_N) if self._loss == "dapo" and not is_validation(mini_batch) else len(mini_batch.rows)
 
     def loss(self, model: nn.Module, mini_batch: MiniBatch, head: nn.Module) -> Result:
         """See :class:`Objective`."""
         device = mini_batch.targets_N.device
-        lengths = [where.stop - where.start for _, where in mini_batch.rows]
+        lengths = lengths_of(mini_batch)
         judged = mini_batch.judged or [Judged((0.0,) * len(self._names), 0.0, length, False, 1.0, 0.0) for length in lengths]
-        if _is_validation(mini_batch):
+        if is_validation(mini_batch):
             rewards_R, lengths_R = torch.tensor([one.reward for one in judged]), torch.tensor(lengths)
             losses_N = to_device(-(rewards_R / lengths_R).repeat_interleave(lengths_R), device)
             return Result(to_device(-rewards_R.sum(), device), losses_N, mini_batch.targets_N, _on(device, self._sums(judged, lengths)))
         losses_N, predictions_N = token_losses(model, mini_batch, cooled(head, self.writing.temperature))
-        log_probs_N = -losses_N
+        loss_sum, sums = self._policy(judged, lengths, -losses_N)
+        return Result(loss_sum, losses_N.detach(), predictions_N, sums)
+
+    def _policy(self, judged: Sequence[Judged], lengths: Sequence[int], log_probs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Give the loss of answers, and the sums of the figures.
+
+        :param lengths: the tokens of each answer.
+        :param log_probs_N: by the model, of the tokens of all of them.
+        """
+        device = log_probs_N.device
         advantages_N = to_device(_spread([one.advantage or 0.0 for one in judged], lengths).to(log_probs_N.dtype), device)
         before_N = _joined([one.before for one in judged], log_probs_N)
         ratios_N = (log_probs_N - before_N).exp()
@@ -99,7 +108,7 @@ class Grpo(Objective):
         if self._loss != "dapo":
             divisors = lengths if self._loss == "grpo" else [one.limit for one in judged]
             policy_N = policy_N / to_device(_spread(divisors, lengths).to(policy_N.dtype), device)
-        return Result(policy_N.sum(), losses_N.detach(), predictions_N, sums)
+        return policy_N.sum(), sums
 
     def _figures(self) -> list[Figure]:
         """List the figures: of several rewards each has one."""
@@ -122,6 +131,11 @@ class Grpo(Objective):
                 "answer_tokens_sum": float(sum(lengths)), "cut_sum": float(sum(one.is_cut for one in judged)), "answers": float(len(judged))}
 
 
+def lengths_of(mini_batch: MiniBatch) -> list[int]:
+    """Count the tokens to be learned of each piece."""
+    return [where.stop - where.start for _, where in mini_batch.rows]
+
+
 def cooled(head: nn.Module, temperature: float) -> nn.Module:
     """Make a head whose logits are divided by a temperature."""
     return head if temperature == 1 else _Cooled(head, temperature)
@@ -140,7 +154,7 @@ class _Cooled(nn.Module):
         return logits / self._temperature
 
 
-def _is_validation(mini_batch: MiniBatch) -> bool:
+def is_validation(mini_batch: MiniBatch) -> bool:
     """Tell whether answers are only judged."""
     return mini_batch.judged is not None and mini_batch.judged[0].advantage is None
 

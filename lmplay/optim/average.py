@@ -1,4 +1,5 @@
-"""A running average of the weights (EMA): it has less noise than the newest weights, and is what a run with `--ema` is judged by.  Math floor."""
+"""Running averages of the weights (EMA): one that a run with `--ema` is judged by, as it has less noise than the newest weights; and one that a stage compares
+the model with.  Math floor."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -32,6 +33,31 @@ class WeightAverage(torch.optim.Optimizer):
                     continue
                 if not state:
                     state.update(step=0, average=parameter.clone(memory_format=torch.preserve_format))
-                weight = 1 - min(group["decay"], (1 + state["step"]) / (10 + state["step"]))
+                weight = 1 - self._decay(group["decay"], state["step"])
                 state["step"] += 1
                 state["average"].lerp_(parameter, weight if skipped is None else weight * (~skipped).to(parameter.dtype))
+
+    @staticmethod
+    def _decay(decay: float, steps: int) -> float:
+        """Give the share of the average before after some steps."""
+        return min(decay, (1 + steps) / (10 + steps))
+
+
+class Teacher(WeightAverage):
+    """Keeps what a model was a while ago: an average that begins with the weights of a moment, and is never faster."""
+
+    def begin(self, decay: float) -> None:
+        """Begin with the present weights, of the parameters that are trained and have no average yet.
+
+        :param decay: from now on.
+        """
+        for group in self.param_groups:
+            group["decay"] = decay
+            for parameter in group["params"]:
+                if parameter.requires_grad and not self.state.get(parameter):
+                    self.state[parameter] = {"step": 0, "average": parameter.detach().clone(memory_format=torch.preserve_format)}
+
+    @staticmethod
+    def _decay(decay: float, steps: int) -> float:
+        """Give the share of the average before."""
+        return decay

@@ -14,16 +14,29 @@ from ..modules.adapters import adapter_parameters
 from ..plan.names import CODE, OPTIMIZERS, Member, OptimizerRow, optimizer_row
 from ..plan.settings import StageSettings
 from ..plan.training_keys import OptimizerRule
-from .average import WeightAverage
+from .average import Teacher, WeightAverage
 from .groups import follow_rules, parameter_groups
 from .set import OptimizerSet, Part
 
 
 def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) -> OptimizerSet:
     """Build what updates all parameters of a model in a stage, see :func:`build_optimizers`, with learning rates for its width."""
-    optimizers = build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules, stage.ema)
+    optimizers = build_optimizers(stage.optimizer, model, stage.lr, stage.weight_decay, by_name, stage.optimizer_settings, stage.optimizer_rules, stage.ema,
+                                  stage.teacher_decay)
     optimizers.adapt_to_width(width_ratio(stage, model))
     return optimizers
+
+
+def begin_teacher(optimizers: OptimizerSet, stage: StageSettings, model: nn.Module) -> None:
+    """Let the teacher of a stage begin with the present weights, unless it has begun; without one, keep none."""
+    optimizers.teacher = (optimizers.teacher or _teacher_of(model, stage.teacher_decay)) if stage.teacher_decay else None
+    if optimizers.teacher is not None:
+        optimizers.teacher.begin(stage.teacher_decay)
+
+
+def _teacher_of(model: nn.Module, decay: float) -> Teacher | None:
+    """Make a teacher of what is trained in a model, which is yet to begin; None without a decay."""
+    return Teacher([*adapter_parameters(model).values()] or model.parameters(), decay) if decay else None
 
 
 def width_ratio(stage: StageSettings, model: nn.Module) -> float:
@@ -48,14 +61,15 @@ def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> 
     :param build: builds one, and takes `by_name`.
     """
     def sizes(members: Mapping[str, Any]) -> list[list[int]]:
-        return [[len(group["params"]) for group in member["param_groups"]] for member in members.values()]
+        return [[len(group["params"]) for group in member["param_groups"]] for name, member in members.items() if name != "teacher"]
 
     optimizers = build()
     return optimizers if sizes(optimizers.state()) == sizes(state) else build(by_name=False)
 
 
 def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float | None = None, by_name: bool = True,
-                     settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = (), ema: float = 0.0) -> OptimizerSet:
+                     settings: Mapping[str, Any] | None = None, rules: Sequence[OptimizerRule] = (), ema: float = 0.0,
+                     teacher_decay: float = 0.0) -> OptimizerSet:
     """Build what updates all parameters of a model, or those of its adapter, where it has one; it must be on its device by now.
 
     :param name: a key of :data:`lmplay.plan.names.OPTIMIZERS`, or ``module:Class``.
@@ -66,6 +80,7 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     :param settings: other arguments of the class, or of the first class where the name stands for several.
     :param rules: for parameters that are updated otherwise.
     :param ema: decay of the average of the weights that is kept; 0 = none.
+    :param teacher_decay: that of a teacher, which is yet to begin; 0 = none.
     :return: one part by the name `main`, or several by the words for their parameters; those of a rule have its name as well.
     :raises UserError: when there is no optimizer of that name, its package is not installed, it does not take the settings, the rules do not fit the model, or
         one keeps an average besides that of `ema`.
@@ -83,7 +98,8 @@ def build_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float
     averaging = [type(part.optimizer).__name__ for part in parts.values() if hasattr(part.optimizer, "eval")]
     if ema and averaging:
         raise UserError(f"ema {ema:g}: {averaging[0]} keeps an average of its own, and there is one of each weight; give --ema 0, or take another optimizer.")
-    return OptimizerSet(name, parts, settings or {}, WeightAverage(own or model.parameters(), ema) if ema else None)
+    return OptimizerSet(name, parts, settings or {}, WeightAverage(own or model.parameters(), ema) if ema else None,
+                        _teacher_of(model, teacher_decay))
 
 
 def _parts(name: str, model: nn.Module, lr: float, weight_decay: float | None, by_name: bool, settings: Mapping[str, Any], among: Collection[int] | None) \

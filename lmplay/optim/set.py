@@ -4,7 +4,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -12,7 +12,10 @@ import torch
 
 from ..errors import UserError
 from ..modules.sharded import is_sharded, shard_like
-from .average import WeightAverage
+from .average import Teacher, WeightAverage
+
+# The teacher's name in a checkpoint.
+_TEACHER = "teacher"
 
 
 class Part(NamedTuple):
@@ -35,14 +38,16 @@ class OptimizerSet:
 
     name = "optimizers"
 
-    def __init__(self, kind: str, parts: Mapping[str, Part], settings: Mapping[str, Any] | None = None, average: WeightAverage | None = None):
+    def __init__(self, kind: str, parts: Mapping[str, Part], settings: Mapping[str, Any] | None = None, average: WeightAverage | None = None,
+                 teacher: Teacher | None = None):
         """
         :param kind: what the user calls it.
         :param parts: by the names that they have in a checkpoint.
         :param settings: the arguments that it was built with, besides those that have a flag.
         :param average: of all parameters, if one is kept.
+        :param teacher: that the objective compares with, if it has one.
         """
-        self.kind, self.settings, self.average = kind, dict(settings or {}), average
+        self.kind, self.settings, self.average, self.teacher = kind, dict(settings or {}), average, teacher
         self._parts = dict(parts)
         self._width_ratio = 1.0
         self.members = {name: part.optimizer for name, part in parts.items()}
@@ -74,11 +79,9 @@ class OptimizerSet:
             optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Update the parameters that have a gradient, then their average."""
-        for optimizer in self:
+        """Update the parameters that have a gradient, then their averages."""
+        for optimizer in (*self, *self.followers):
             optimizer.step()
-        if self.average is not None:
-            self.average.step()
 
     def can_skip_on_device(self) -> bool:
         """Tell whether the device alone can skip an update: by fused kernels, once all state is there (sgd's kernel would leave its first undefined)."""
@@ -96,8 +99,13 @@ class OptimizerSet:
                 optimizer.step()
             finally:
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        if self.average is not None:
-            self.average.step(skipped=condition)
+        for average in self.followers:
+            average.step(skipped=condition)
+
+    @property
+    def followers(self) -> list[WeightAverage]:
+        """What is updated after the parameters, and from them."""
+        return [average for average in (self.average, self.teacher) if average is not None]
 
     def averages(self) -> dict[torch.Tensor, torch.Tensor]:
         """Give the averages of the weights that the model is to be used with, for the parameters that have one.
@@ -126,12 +134,13 @@ class OptimizerSet:
     def averaged(self) -> Iterator[bool]:
         """Give the model the averages of its weights in this block, and then its weights again, bit for bit; tells whether there are any."""
         averages = self.averages()
-        before = {parameter: parameter.detach().clone() for parameter in averages}
-        try:
-            _copy(averages)
+        with _lent(averages):
             yield bool(averages)
-        finally:
-            _copy(before)
+
+    def taught(self) -> AbstractContextManager[None]:
+        """Give the model the weights of the teacher in a block, and then its own again, bit for bit."""
+        assert self.teacher is not None
+        return _lent({parameter: state["average"] for parameter, state in self.teacher.state.items()})
 
     def set_lr(self, lr: float) -> None:
         """Give all parameters a learning rate, times the factor of their part, and of matrices that of the width."""
@@ -174,8 +183,8 @@ class OptimizerSet:
 
         :param trained_only: leave out parameters that are frozen now.
         """
-        average = 0 if self.average is None else 1
-        return sum(round(parameter.nbytes * (copies + average)) for parameter, copies in self._parameters() if parameter.requires_grad or not trained_only)
+        return sum(round(parameter.nbytes * (copies + len(self.followers))) for parameter, copies in self._parameters()
+                   if parameter.requires_grad or not trained_only)
 
     def placeholder(self) -> list[torch.Tensor]:
         """Allocate the memory of the state that trained parameters do not have yet."""
@@ -193,12 +202,16 @@ class OptimizerSet:
         return {name: optimizer.state_dict() for name, optimizer in self._kept.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """See :class:`lmplay.component.Component`; the state may have been saved on another kind of device."""
+        """See :class:`lmplay.component.Component`; the state may have been saved on another kind of device.
+
+        A teacher that the state has none of is yet to begin, and one of a stage that has ended is left out.
+        """
         try:
-            if state.keys() != self._kept.keys():
+            if state.keys() - {_TEACHER} != self._kept.keys() - {_TEACHER}:
                 raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self._kept)}")
             for name, optimizer in self._kept.items():
-                _load_state(optimizer, state[name])
+                if name in state or name != _TEACHER:
+                    _load_state(optimizer, state[name])
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
 
@@ -209,13 +222,25 @@ class OptimizerSet:
     @property
     def _kept(self) -> dict[str, torch.optim.Optimizer]:
         """What has a state, by its name in a checkpoint."""
-        return self.members if self.average is None else {**self.members, "ema": self.average}
+        averages = {"ema": self.average, _TEACHER: self.teacher}
+        return {**self.members, **{name: average for name, average in averages.items() if average is not None}}
 
     def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, float]]:
         """Go over the parameters, each with how many times its bytes are kept of it."""
         for part in self._parts.values():
             for parameter in chain.from_iterable(group["params"] for group in part.optimizer.param_groups):
                 yield parameter, part.state_copies
+
+
+@contextmanager
+def _lent(values: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
+    """Give parameters other values in this block, and then their own again, bit for bit."""
+    before = {parameter: parameter.detach().clone() for parameter in values}
+    try:
+        _copy(values)
+        yield
+    finally:
+        _copy(before)
 
 
 def _copy(values: Mapping[torch.Tensor, torch.Tensor]) -> None:

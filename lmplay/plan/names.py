@@ -153,7 +153,11 @@ OBJECTIVES = {row.name: row for row in (
     Objective("grpo", "the model writes a group of answers to each prompt, and those that are rewarded more than the others become likelier",
               "lmplay.objectives.grpo:Grpo",
               {"rewards": [{"name": "exact"}], "group": 8, "answer_tokens": None, "temperature": 1.0, "loss": "grpo", "scale_rewards": None, "clip": 0.2,
-               "clip_high": None, "kl": 0.0, "updates": 1}))}
+               "clip_high": None, "kl": 0.0, "updates": 1}),
+    Objective("rlp", "the model writes a group of thoughts before a prediction of plain text, and those that make what follows more probable than the others "
+              "become likelier", "lmplay.objectives.rlp:Rlp",
+              {"group": 8, "thought_tokens": None, "temperature": 1.0, "horizon": 1, "teacher_decay": 0.999, "thought_start": "<think>",
+               "thought_end": "</think>", "text_weight": 0.0, "clip": 0.2, "clip_high": None, "updates": 1}))}
 OBJECTIVE_SETTINGS = tuple(dict.fromkeys(setting for row in OBJECTIVES.values() for setting in row.takes))
 
 

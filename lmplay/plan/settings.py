@@ -268,6 +268,11 @@ class StageSettings:
     lr_width: int = 0
 
     @property
+    def teacher_decay(self) -> float:
+        """The decay of the average of the weights that the objective compares with; 0 = it compares with none."""
+        return float(self.objective_settings.get("teacher_decay", 0.0)) if self.objective in OBJECTIVES else 0.0
+
+    @property
     def smallest_batch(self) -> int:
         """The smallest that the batch size gets."""
         return self.batch_size if self.batch_size_schedule is None else round(min(self.batch_size_schedule.values))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from ..device.memory import wait_for
 from ..device.model import DeviceModel
-from ..engine.answers import AnswerWriter
 from ..engine.batches import Grouping, TrainBatch
 from ..engine.run import OpenStage
+from ..engine.thoughts import open_writer
 from ..tokenizer import Tokenizer
 
 # Prompts that the model answers.
@@ -37,11 +37,13 @@ def write_some(stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed:
     def attempts(longest: int) -> Iterator[AbstractContextManager[int]]:
         return iter([nullcontext(batch.token_budget)])
 
-    with closing(AnswerWriter(stage, model, tokenizer, seed, grouping, lambda said: None)) as writer:
-        writer.write_groups(prompts[:1], 0, attempts, lambda: False)  # warms up
+    writer = open_writer(stage, model, tokenizer, seed, grouping, attempts, lambda said: None, nullcontext)  # a teacher begins with the model's weights
+    assert writer is not None
+    with closing(writer):
+        writer.write_groups(prompts[:1], 0, lambda: False)  # warms up
         wait_for(model.runtime.device)
         started = time.perf_counter()
-        written = writer.write_groups(prompts, 0, attempts, lambda: False)
+        written = writer.write_groups(prompts, 0, lambda: False)
         wait_for(model.runtime.device)
         seconds = time.perf_counter() - started
     assert written is not None

@@ -38,7 +38,7 @@ class StageView:
 
     def __init__(self, settings: Settings, opened: OpenStage, tokenizer: Tokenizer):
         self.name, self.batch_size, self.tokenizer, self.data = opened.stage.name, opened.settings.batch_size, tokenizer, opened.data
-        self.writes = opened.objective.writing
+        self.writes = opened.objective.writing if opened.objective.reads_tasks else None
         self.context_len, self._opened, self._steps = opened.settings.context_len, opened, opened.stage.steps
         self.cutter = Cutter(tokenizer, self.context_len, settings.continuation == "estimate")
         self.prepare: Callable[[Sample], list[Piece]] = partial(opened.objective.prepare, cutter=self.cutter)

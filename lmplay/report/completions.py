@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import nn
 
-from ..data.continuation import Piece
 from ..data.permutation import hash64
 from ..device.memory import is_out_of_memory
 from ..errors import UserError
@@ -132,13 +131,12 @@ class CompletionWriter:
         self.newest = progress.step
         return self._append([_compared(line, text) for line, text in zip(self._lines(), texts, strict=True)], progress, stage)
 
-    def keep_answers(self, answers: Iterable[tuple[Piece, float]], progress: Progress, stage: str) -> list[dict[str, Any]]:
+    def keep_answers(self, answers: Iterable[dict[str, Any]], progress: Progress, stage: str) -> list[dict[str, Any]]:
         """Append the first of the answers that the model has written in a validation, with their rewards, once a step; returns the rows."""
         if progress.step == self._judged:
             return []
         self._judged = progress.step
-        return self._append([{"prompt": piece.sample.prompt.strip(), "text": piece.truth, "truth": piece.sample.truth, "reward": reward}
-                             for piece, reward in islice(answers, _ANSWERS)], progress, stage)
+        return self._append(list(islice(answers, _ANSWERS)), progress, stage)
 
     def _append(self, written: list[dict[str, Any]], progress: Progress, stage: str) -> list[dict[str, Any]]:
         """Append rows to the file; one that cannot be written is one warning."""

@@ -12,6 +12,7 @@ from texts import BYTES
 from lmplay.checkpoints.format import write
 from lmplay.data.continuation import Cutter
 from lmplay.engine.held_out import FINAL_FACTOR, MOST_CHARACTERS, HeldOut
+from lmplay.objectives import load_objective
 from lmplay.plan.curriculum import StageState
 from lmplay.stats.figures import SPREAD
 from lmplay.train.__main__ import main
@@ -23,7 +24,8 @@ def load_stats(name="gpt2ish_model_validate", folder="out_gpt"):
 
 def held_out(data, samples=3, bounded=False, prepare=Cutter(BYTES, 64).cut, stage=None):  # noqa: B008
     settings = SimpleNamespace(validation_samples=samples, validation_is_bounded=bounded, batch_size=4, at_mean=lambda in_steps: settings)
-    return HeldOut(SimpleNamespace(data=data, settings=settings, state=StageState("one"), stage=stage or data._stage), prepare)
+    opened = SimpleNamespace(data=data, settings=settings, state=StageState("one"), stage=stage or data._stage, objective=load_objective("next_token"))
+    return HeldOut(opened, prepare)
 
 
 def texts(units):

@@ -28,6 +28,47 @@ def test_it_is_that_of_a_float64_loop() -> None:
         torch.testing.assert_close(optimizers.averages()[parameter].double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
+def test_a_teacher_begins_with_the_weights_of_a_moment_and_is_never_faster() -> None:
+    model = small()
+    apply_freeze(model, ["head.*"], [])
+    optimizers = build_optimizers("adamw", model, 0.01, teacher_decay=0.5)
+    train(model, build_optimizers("adamw", model, 0.01), range(2))
+    assert not optimizers.teacher.state
+    optimizers.teacher.begin(0.9)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    expected = {name: parameter.detach().double() for name, parameter in trained.items()}
+    for step in range(30):
+        give_gradients(model, step)
+        optimizers.step()
+        for name, parameter in trained.items():
+            expected[name] = 0.9 * expected[name] + 0.1 * parameter.detach().double()
+    optimizers.teacher.begin(0.9)  # it has begun
+    before = copy.deepcopy(model.state_dict())
+    with optimizers.taught():
+        for name, parameter in trained.items():
+            torch.testing.assert_close(parameter.detach().double(), expected[name], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizers.averages()
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [(True, True), (True, False), (False, True)])
+def test_a_teacher_is_restored_where_there_is_one_and_one_is_wanted(stored: bool, wanted: bool) -> None:
+    model, other = small(), small()
+    optimizers, fresh = (build_optimizers("adamw", one, 0.01, ema=0.9, teacher_decay=0.8 if has else 0.0) for one, has in ((model, stored), (other, wanted)))
+    if stored:
+        optimizers.teacher.begin(0.8)
+    train(model, optimizers, range(3))
+    other.load_state_dict(model.state_dict())
+    fresh.restore(copy.deepcopy(optimizers.state()))
+    if wanted:
+        fresh.teacher.begin(0.8)
+        assert {state["step"] for state in fresh.teacher.state.values()} == {3 if stored else 0}
+    assert set(fresh.state()) == {"main", "ema", *(["teacher"] if wanted else [])}
+    for one, optimizer in ((model, optimizers), (other, fresh)):
+        train(one, optimizer, range(3, 6))
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
 def test_schedule_free_gives_its_average() -> None:
     """Defazio et al. 2024, equations 2 to 4: z takes the steps, x averages it, and the gradient is taken at y between them."""
     model = small()
