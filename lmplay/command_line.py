@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from . import __version__
 from .errors import LmplayError, UserError, long_names_refused, nearest
 from .signals import Stop, raise_stop
+from .streams import drop_output, put
 
 # What a write to the output fails with where the disk, a quota or a terminal has gone.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -30,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         about = self.add_argument_group("help")
         about.add_argument("-h", "--help", action=_Help, help="the flags that are needed most, and what they do")
         about.add_argument("--help-all", action=_Help, help="all flags")
-        about.add_argument("--version", action="version", version=f"{self.prog} {__version__}", help="the version")
+        about.add_argument("--version", action=_Version, help="the version")
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line."""
@@ -81,7 +82,18 @@ class _Help(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
         assert isinstance(parser, Parser)
-        print(parser.help_text(whole=option_string == "--help-all"), end="")
+        put(parser.help_text(whole=option_string == "--help-all"), end="")
+        parser.exit()
+
+
+class _Version(argparse.Action):
+    """Prints the version and ends."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any):
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        put(f"{parser.prog} {__version__}")
         parser.exit()
 
 
@@ -126,12 +138,12 @@ def ended(program: str, stopped: str, work: Callable[[], int]) -> int:
             print(f"\n{program}: {stopped}" if stopped else "", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stop) else 130
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return 0
     except OSError as error:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise
-        _drop_output()
+        drop_output()
         print(f"{program}: its output cannot be written ({error.strerror}); make room, or send it elsewhere.", file=sys.stderr)
         return 2
 
@@ -145,11 +157,6 @@ def _flushed(work: Callable[[], int]) -> int:
         raise
     sys.stdout.flush()
     return code
-
-
-def _drop_output() -> None:
-    """Discard what is still to be printed, as it cannot be."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def replace_broken_input() -> None:

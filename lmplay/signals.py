@@ -86,6 +86,9 @@ def heard(program: str, message: str, argv: list[str] | None, load: Callable[[],
     if argv is not None:
         return load()(argv)
     listen(program, message)
+    from .streams import open_closed
+
+    open_closed()
     try:
         return load()(None)
     finally:

@@ -1,8 +1,10 @@
 """What all commands have in common."""
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import ENVIRONMENT, ROOT, TINY
@@ -91,13 +93,40 @@ def test_the_shell_completes(tmp_path, typed, expected):
     assert expected in answer.read_text().split()
 
 
-@pytest.mark.parametrize("room", ["plotstats", "generate", "export", "evaluate", "tools"])
-def test_an_output_on_a_full_disk_is_one_line(room):
+ROOMS = ["train", "plotstats", "generate", "export", "evaluate", "tools"]
+PREVIEW = ["--dataset", "builtin:tales/1", *TINY]
+ASKED = [*((room, [flag]) for room in ROOMS for flag in ("--help", "--version")), *(("train", asked) for asked in (
+    ["--exp", "list"], ["--training-plan", "list"], [*PREVIEW, "--describe"], [*PREVIEW, "--show-samples", "1"], [*PREVIEW, "--check-plan", "--json"]))]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
+@pytest.mark.parametrize(("room", "asked"), ASKED)
+def test_an_output_on_a_full_disk_is_one_line(room, asked, tmp_path):
     with open("/dev/full", "w") as full:
-        run = subprocess.run([sys.executable, "-m", f"lmplay.{room}", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT,
+        run = subprocess.run([sys.executable, "-m", f"lmplay.{room}", *asked], stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path,
                              check=False)
     assert run.returncode == 2
-    assert re.fullmatch(r"lmp_\w+: its output cannot be written \(No space left on device\); make room, or send it elsewhere\.\n", run.stderr)
+    assert re.search(r"(?m)^lmp_\w+: its output cannot be written \(No space left on device\); make room, or send it elsewhere\.\n\Z", run.stderr)
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's redirections")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_ends_nothing(closed, tmp_path):
+    def run(room, *asked):
+        command = shlex.join([sys.executable, "-m", f"lmplay.{room}", *map(str, asked)])
+        return subprocess.run(f"{command} {closed}", shell=True, capture_output=True, text=True, env=ENVIRONMENT, cwd=tmp_path, check=False)
+
+    for room in ROOMS:
+        assert run(room, "--help").returncode == 0, room
+    done = run("train", *PREVIEW, "--max-steps", 1, "--model", "m")
+    assert done.returncode == 75, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "out_gpt" / "m.lmp").is_file()
+    for room, *asked in (("generate", "--model", "m", "--max-tokens", 2), ("generate", "--model", "m", "--chat"), ("tools", "verify", "out_gpt/m.lmp")):
+        done = run(room, *asked)
+        assert done.returncode == 0, (room, done.stderr)
+        assert not done.stderr.count("Traceback")
 
 
 def test_a_terminal_that_knows_few_characters_ends_nothing(tmp_path):

@@ -122,12 +122,12 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:
-        _, source_name = split_name(experiment.name)
+        kind, source_name = split_name(experiment.name)
         opened = {}
         if source_name:
             from ..exp.hf import open_source
 
-            opened = open_source(source_name)
+            opened = open_source(source_name, with_weights=kind == WITH_WEIGHTS)
         args, chosen = settings.model_args(plan, own_defaults(experiment) | opened)
         args |= {name: value for name, value in opened.items() if name not in MODEL_KEYS}
         accepted = accepted_settings(experiment)

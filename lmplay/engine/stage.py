@@ -290,6 +290,9 @@ class StageRunner:
         if not self.stats.totals["total_train_steps"]:
             raise nothing_to_train_on(self.stage.name, Counter(self.reached["skipped"]))
         self.batches.close()
+        if (steps := self.run.lr_schedulers.steps) < self.settings.warmup:
+            self.run.report.say(f"WARNING: stage '{self.name}': {counted(steps, 'step')}, and its warm-up takes {self.settings.warmup:g}: the learning rate "
+                                "has not reached its peak. More epochs, a smaller batch_size or a shorter warm-up may help.")
         if not self.evaluate(self.named_sets.names):
             return False
         if self.held_out.is_there:

@@ -22,6 +22,7 @@ from ..modules.causal import causal_attention
 from ..modules.heads import LinearTerms
 from ..modules.packed import packed_attention, packed_positions
 from ..paths import expanded
+from .stored import check_stored, some
 
 _OURS = "lmplay"
 # Families whose attention is plain: causal, scaled, with or without groups. The others keep the attention of transformers.
@@ -29,6 +30,8 @@ _PLAIN = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "
 # What says in a config how long a piece may be.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _DEFAULT_CONTEXT = 1024
+# As many as --num-blocks allows.
+_MOST_LAYERS = 10_000
 
 
 def _attend(module: nn.Module, query_BHTK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, attention_mask: Tensor | None = None, dropout: float = 0.0,
@@ -202,15 +205,18 @@ def longest_piece(config: PretrainedConfig) -> int | None:
     return next((int(value) for name in _LENGTHS if isinstance(value := getattr(config.get_text_config(), name, None), int) and value > 0), None)
 
 
-def open_source(source: str) -> dict[str, Any]:
+def open_source(source: str, with_weights: bool = False) -> dict[str, Any]:
     """Read what a new model takes from a folder or a name on the hub.
 
+    :param with_weights: its weights are to be read, too: see that they are those of its config.
     :return: settings for the constructor: `config`, and a `context_len` to begin with.
     :raises UserError: when there is no such model, or it needs code of its own.
     """
     if (source.startswith((".", "/", "~")) or source.endswith("/")) and not expanded(source).is_dir():
         raise UserError(f"experiment hf:{source}: there is no such folder.")
     config = read_config(source, f"experiment hf:{source}")
+    if with_weights:
+        check_source(source, config, f"experiment hf:{source}")
     plain = json.loads(config.to_json_string(use_diff=False))
     plain = {key: value for key, value in plain.items() if key not in ("transformers_version", "_name_or_path", "dtype")}
     return {"config": plain, "context_len": min(_DEFAULT_CONTEXT, longest_piece(config) or _DEFAULT_CONTEXT)}
@@ -222,6 +228,9 @@ def read_config(source: str, label: str) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(_located(source), trust_remote_code=False)
     except Exception as error:
         raise _cannot_be_read(source, label, error) from error
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise UserError(f"{label}: its config says {layers:,} layers; at most {_MOST_LAYERS:,} are read.")
     return config
 
 
@@ -233,16 +242,45 @@ def read_weights(source: str, label: str, otherwise: str = "") -> dict[str, Tens
     :raises UserError: when there are none, or they are not those of its config.
     """
     load: Any = AutoModelForCausalLM.from_pretrained
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what is missing is said below, in a line
     try:
-        model, loading = load(_located(source), dtype=torch.float32, trust_remote_code=False, output_loading_info=True)
+        model, loading = load(_located(source), dtype=torch.float32, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True)
     except Exception as error:
         raise _cannot_be_read(source, label, error, otherwise) from error
-    lacking = sorted(loading["missing_keys"])
-    if lacking:
-        raise UserError(f"{label}: has no weights for {', '.join(lacking[:3])}{' and others' * (len(lacking) > 3)}; it may be a model of another kind."
-                        f"{otherwise}")
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     weights: dict[str, Tensor] = model.state_dict()
+    faults = [f"has no weights for {some(sorted(loading['missing_keys']))}; it may be a model of another kind"] if loading["missing_keys"] else []
+    faults += [f"its weight {name} has the shape {tuple(found)}, and by its config it would be {tuple(wanted)}"
+               for name, found, wanted in sorted(loading["mismatched_keys"])[:1]]
+    faults += [f"its weight {name} is not finite" for name, weight in weights.items() if not weight.isfinite().all()][:1]
+    if _is_untied(model):
+        faults.append("its config says that the head is the embedding (tie_word_embeddings), and its files have two that differ; where they are right, write "
+                      "false there")
+    if faults:
+        raise UserError(f"{label}: {'; '.join(faults)}.{otherwise}")
     return weights
+
+
+def check_source(source: str, config: PretrainedConfig, label: str) -> None:
+    """Compare what a folder has on the disk with its config, see :func:`.stored.check_stored`."""
+    def outline() -> nn.Module:
+        with torch.device("meta"):
+            module: nn.Module = AutoModelForCausalLM.from_config(config)
+        return module
+
+    if expanded(source).is_dir():
+        check_stored(expanded(source), outline, label)
+
+
+def _is_untied(model: PreTrainedModel) -> bool:
+    """Tell whether head and embedding differ though the config says that they are one."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    weights = getattr(embedding, "weight", None), getattr(head, "weight", None)
+    if not model.config.get_text_config().tie_word_embeddings or not all(isinstance(weight, Tensor) for weight in weights):
+        return False
+    return weights[0] is not weights[1] and not torch.equal(*weights)  # type: ignore[arg-type]
 
 
 def read_own_weights(source: str, label: str | None = None) -> dict[str, Tensor]:

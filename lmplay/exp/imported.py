@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, value_fault
+from ..errors import UserError
 from ..hub import first_line, waiting
 from ..paths import EXPORT_RECORD, expanded
 from ..tokenizer import Tokenizer, load_tokenizer
 from . import build_model, get_experiment, gpt2ish, llamaish, modern
+from .stored import check_folder
 
 # The experiment of each type of model, and the module that reads its config and its weights.
 READERS: dict[str, tuple[str, ModuleType]] = {
     "gpt2": ("gpt2ish", gpt2ish), **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llamaish", llamaish)),
     **dict.fromkeys(("arcee", "apertus"), ("modern", modern))}
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "*.model", "*.tiktoken")
 # The longest sequence of a new model where nobody asks for one: models of others allow up to a million tokens.
 _MOST_CONTEXT = 4096
@@ -51,7 +51,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
     :param context_len: the longest sequence to come, in tokens; None = that of the model, but at most 4,096.
     :raises UserError: when it cannot be read, is not whole, needs code of its own, or is of a family that lmplay does not have.
     """
-    from .hf import longest_piece, read_config, read_weights
+    from .hf import check_source, longest_piece, read_config, read_weights
 
     is_folder = expanded(source).is_dir()
     if is_folder:
@@ -63,6 +63,7 @@ def open_transformers(source: str, label: str, context_len: int | None) -> Impor
     otherwise = f" --exp hf:{source} continues from it as it is."
     if kind not in READERS:
         raise UserError(f"{label}: is a model of type {kind}, and read are {', '.join(READERS)}.{otherwise}")
+    check_source(source, config, label)
     longest = longest_piece(config) or _MOST_CONTEXT
     if context_len is not None and context_len > longest:
         raise UserError(f"{label}: --context-len {context_len} is more than its {longest:,} positions; give {longest} or less.")
@@ -108,12 +109,14 @@ def open_foreign(source: str, label: str) -> Foreign:
     :param label: what it is called in messages.
     :raises UserError: when it cannot be read, is not whole, or needs code of its own.
     """
-    from .hf import longest_piece, open_source, read_config, read_own_weights
+    from .hf import check_source, longest_piece, open_source, read_config, read_own_weights
 
     folder = expanded(source)
     if folder.is_dir():
         check_folder(folder, label)
-    longest = longest_piece(read_config(source, label))
+    config = read_config(source, label)
+    check_source(source, config, label)
+    longest = longest_piece(config)
     try:
         tokenizer = load_tokenizer(source)
     except UserError as error:
@@ -132,9 +135,9 @@ def open_foreign(source: str, label: str) -> Foreign:
 
 
 def _read_record(source: str, label: str) -> dict[str, Any] | None:
-    """Read the record of an export, in a folder or on the hub; None where there is none, empty where it is damaged.
+    """Read the record of an export, in a folder or on the hub; None where there is none.
 
-    :raises UserError: when the hub does not give it.
+    :raises UserError: when it is damaged, or the hub does not give it.
     """
     folder = expanded(source)
     path = folder / EXPORT_RECORD if folder.is_dir() else _record_on_hub(source, label)
@@ -142,9 +145,11 @@ def _read_record(source: str, label: str) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{label}: its {EXPORT_RECORD} cannot be read ({first_line(error)}), and says how prompts begin; export it again.") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{label}: its {EXPORT_RECORD} is no object, and says how prompts begin; export it again.")
+    return record
 
 
 def _record_on_hub(source: str, label: str) -> Path | None:
@@ -167,27 +172,6 @@ def _record_on_hub(source: str, label: str) -> Path | None:
     except (OSError, ValueError) as error:
         raise UserError(f"{label}: its {EXPORT_RECORD} cannot be read ({first_line(error)}); try again later.") from None
     return None
-
-
-def check_folder(folder: Path, label: str) -> None:
-    """See that a folder of transformers is whole; raises UserError."""
-    config = folder / "config.json"
-    if not config.is_file():
-        raise UserError(f"{label}: has no config.json, so it is not a folder of transformers, or incomplete.")
-    try:
-        said = json.loads(config.read_text(encoding="utf-8"))
-        needed = sorted({str(name) for index in folder.glob("*.index.json") for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        fault = value_fault(error) if isinstance(error, ValueError) else error
-        raise UserError(f"{label}: its config.json or the index of its weights cannot be read ({fault}).") from None
-    if isinstance(said, dict) and "auto_map" in said:
-        raise UserError(f"{label}: its config names code of its own (auto_map), which lmplay does not run.")
-    missing = [name for name in needed if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{label}: is incomplete: of its {len(needed)} files of weights {', '.join(missing[:3])}{' and others' * (len(missing) > 3)} "
-                        f"{'is' if len(missing) == 1 else 'are'} missing.")
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise UserError(f"{label}: has no weights ({', '.join(_WEIGHTS[::2])}), so it is incomplete.")
 
 
 def open_nanogpt(path: Path, label: str, context_len: int | None) -> Imported:

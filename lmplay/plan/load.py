@@ -332,9 +332,9 @@ def _locate(path: str, folder: Path) -> str:
     for pattern in (os.path.join(glob.escape(root), local) for root in roots if is_glob):
         if next(glob_files(pattern), None) is not None:
             return os.path.abspath(pattern)
-    if is_glob or path.startswith((".", "/", "~")) or path.lower().endswith(DATA_SUFFIXES):
-        names = [name for root in roots for name in _names_in(os.path.dirname(os.path.join(root, local)))]
-        near = nearest(os.path.basename(local), names) or (nearest_source(path) if ":" in path else "")
+    if is_glob or path.startswith((".", "/", "~")) or path.endswith(("/", os.sep)) or path.lower().endswith(DATA_SUFFIXES):
+        names = [name for root in roots for name in _names_in(os.path.dirname(os.path.join(root, local.rstrip("/" + os.sep))))]
+        near = nearest(os.path.basename(local.rstrip("/" + os.sep)), names) or (nearest_source(path) if ":" in path else "")
         raise UserError(f"found {shown(path)}, allowed: a file, folder or glob that exists (looked in {', '.join(roots)}).{near}")
     if _HUB_PATH.fullmatch(path) and ("/" in path or not nearest_source(path)):
         return path

@@ -12,6 +12,7 @@ from ..errors import printable
 from ..files import size_of
 from ..plan.options import FLAGS
 from ..plan.settings import Settings
+from ..streams import put
 from ..words import counted
 
 _CHECKSUMS = {True: "right", False: "wrong", None: "none"}
@@ -42,7 +43,7 @@ def inspect(path: Path) -> dict[str, Any]:
 def print_state(path: Path, as_json: bool) -> int:
     """Print what a state holds, and return the exit code: one whose checksum is wrong is bad input."""
     found = inspect(path)
-    print(json.dumps(found, indent=2) if as_json else to_text(found))
+    put(json.dumps(found, indent=2) if as_json else to_text(found))
     return 2 if found["checksum"] == "wrong" else 0
 
 

@@ -54,7 +54,7 @@ def stage_lines(stage: StageStart) -> list[str]:
     if stage.floor is not None:
         lines.append(f"   floor: {stage.floor:.3f} nats per token, {stage.floor_bits:.3f} bits per byte: no model can do better on this text")
     if not stage.has_validation:
-        judged = "no validation: no rows are held out"
+        judged = "no validation: no rows are held out (docs/questions.md)"
     elif stage.validation_samples is None:
         judged = f"validated {stage.validated}, by all held-out samples"
     else:

@@ -210,7 +210,10 @@ def _write(output: Any, found: Mapping[str, Any]) -> None:
 
 def _named(error: BaseException) -> str:
     """Say what was raised, in one line."""
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # anybody's class
+        said = ""
     return f"{type(error).__name__}: {cut(said, 200)}" if said else type(error).__name__
 
 

@@ -187,7 +187,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UserError(f"tokenizer {file}: cannot be read ({error}). {_WAYS_OUT}") from None
 
 

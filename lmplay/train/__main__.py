@@ -14,6 +14,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     if argv is None:
         listen("lmp_trainer")
+        from ..streams import open_closed
+
+        open_closed()
     from .command import run
 
     return run(argv)

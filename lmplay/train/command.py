@@ -17,6 +17,7 @@ from ..errors import ElsewhereError, Faults, LmplayError, Unavailable, UserError
 from ..hub import waiting
 from ..launch import launch
 from ..paths import expanded
+from ..streams import put
 from .flags import parse, write_settings
 
 if TYPE_CHECKING:
@@ -162,29 +163,29 @@ def _work(settings: Settings, plan: Plan, interrupt: Interrupt, report: Report, 
     if settings.describe:
         from ..preview.describe import describe
 
-        tell(describe(settings, plan))
+        put(describe(settings, plan))
         return 0
     if settings.plot_schedule is not None:
         from ..preview.plot_schedule import plot_schedule
 
-        tell(plot_schedule(settings, plan, expanded(settings.plot_schedule), say))
+        put(plot_schedule(settings, plan, expanded(settings.plot_schedule), say))
         return 0
     if settings.find_lr is not None:
         from ..preview.find_lr import find_lr
 
-        tell(find_lr(settings, plan, expanded(settings.find_lr), say))
+        put(find_lr(settings, plan, expanded(settings.find_lr), say))
         return 0
     if settings.check_plan:
         from ..preview.check_plan import check_plan
         from ..preview.check_plan_text import to_text
 
         found = check_plan(settings, plan, say, faults)
-        tell(json.dumps(found, indent=2) if settings.json else to_text(found))
+        put(json.dumps(found, indent=2) if settings.json else to_text(found))
         return 0
     if settings.show_samples or settings.show_batch is not None:
         from ..preview.show import show
 
-        tell(show(settings, plan, say))
+        put(show(settings, plan, say))
         return 0
     from ..track.callback import Naming
     from ..track.opening import listed, open_callbacks
@@ -226,4 +227,4 @@ def _print_table(rows: list[tuple[str, str]]) -> None:
     """Print names with a line each."""
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        print(f"{name:<{width}}  {text}")
+        put(f"{name:<{width}}  {text}")

@@ -171,6 +171,69 @@ def test_missing_tensors_are_named(capsys, tokenizer):
     assert "has no weights for model.layers.1.mlp.up_proj.weight" in refused(capsys, "--initial-model", folder)
 
 
+def changed(folder, **tensors):
+    """Write other tensors into a folder; None = it is left out."""
+    from safetensors.torch import load_file, save_file
+
+    weights = {**load_file(folder / "model.safetensors"), **tensors}
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, folder / "model.safetensors", {"format": "pt"})
+
+
+BIAS = "transformer.h.0.mlp.c_fc.bias"
+DAMAGES = [
+    ({BIAS: None}, f"has no weights for {BIAS}"), ({BIAS: torch.zeros(7)}, f"its weight {BIAS} has the shape (7,), and by its config it would be (128,)"),
+    ({BIAS: torch.full((128,), torch.inf)}, f"its weight {BIAS} is not finite"),
+    ({BIAS: torch.full((128,), 1e300, dtype=torch.float64)}, f"its weight {BIAS} is not finite"),
+    ({BIAS: torch.zeros(128, dtype=torch.int32)}, f"weights are floating-point numbers, and {BIAS} (I32) is not"),
+    ({BIAS: torch.zeros(128, dtype=torch.complex64)}, f"weights are floating-point numbers, and {BIAS} (C64) is not"),
+    ({"lm_head.weight": torch.ones(320, 32)}, "its config says that the head is the embedding (tie_word_embeddings), and its files have two that differ")]
+
+
+@pytest.mark.parametrize(("tensors", "told"), DAMAGES)
+def test_weights_that_are_not_those_of_the_config_are_one_line(capsys, tokenizer, tensors, told):
+    folder = folder_of("gpt2", tokenizer)
+    changed(folder, **tensors)
+    for flags in (["--initial-model", folder], ["--exp", f"hf:{folder}"]):
+        said = begin(capsys, *flags, code=2)
+        assert len(said.splitlines()) == 1, said
+        assert told in said
+
+
+def test_a_head_of_its_own_is_read_where_the_config_says_so(capsys, tokenizer):
+    folder = folder_of("gpt2", tokenizer, tie_word_embeddings=False)
+    begin(capsys, "--initial-model", folder)
+    tokens = torch.randint(tokenizer.vocab_size, (2, 40), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(logits(new(), tokens), their_logits(folder, tokens)[..., :tokenizer.vocab_size], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("config", "told"), [
+    ({"n_layer": 10**9}, "its config says 1,000,000,000 layers; at most 10,000 are read"),
+    ({"n_layer": 9_000}, "and its files have"), ({"n_embd": 8192, "n_head": 8}, "its config is that of a model with"),
+    ({"model_type": "llama"}, "its config is that of a model with 6,738,415,616 parameters, and its files have ")])
+def test_a_config_of_a_larger_model_is_one_line_before_that_is_built(capsys, tokenizer, config, told):
+    folder = folder_of("gpt2", tokenizer)
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, **config} if "model_type" not in config else config))
+    assert told in refused(capsys, "--initial-model", folder)
+
+
+def test_files_elsewhere_and_damaged_json_are_one_line(capsys, tokenizer):
+    folder = folder_of("llama", tokenizer)
+    index = folder / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    for name in ("../theirs/" + next(iter(whole["weight_map"].values())), str(Path("elsewhere.safetensors").resolve())):
+        index.write_text(json.dumps({**whole, "weight_map": dict.fromkeys(whole["weight_map"], name)}))
+        assert f"the index of its weights names {name}, which is not a file of this folder" in refused(capsys, "--initial-model", folder)
+    index.write_text(json.dumps({"weight_map": whole["weight_map"]}))
+    assert 'model.safetensors.index.json has no "metadata"' in refused(capsys, "--initial-model", folder)
+    index.write_text(json.dumps(whole))
+    for name in ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        before = (folder / name).read_bytes()
+        (folder / name).write_text("[" * 100_000)
+        assert "cannot be read" in refused(capsys, "--initial-model", folder), name
+        (folder / name).write_bytes(before)
+
+
 def test_what_our_models_lack_or_contradicts_the_flags_is_refused(capsys, tokenizer):
     folder = folder_of("llama", tokenizer, hidden_act="gelu")
     assert "llamaish lacks hidden_act gelu of this model. --exp hf:theirs continues from it as it is" in refused(capsys, "--initial-model", folder)

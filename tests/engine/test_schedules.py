@@ -219,3 +219,10 @@ def test_sizes_that_cannot_be_are_refused_before_training(corpus, capsys, monkey
         monkeypatch.setattr(StageData, "length_is_known", False)
     said = follow_plan(corpus, capsys, {"one": stage(**keys)}, code=2)
     assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize(("steps", "warned"), [(3, True), (5, False)])
+def test_a_stage_that_is_shorter_than_its_warm_up_is_warned_of(corpus, capsys, steps, warned):
+    write_plan(corpus, {"one": {"dataset": "rows.jsonl", "steps": steps, "warmup": 5}})
+    said = train_plan(capsys)
+    assert ("WARNING: stage 'one': 3 steps, and its warm-up takes 5: the learning rate has not reached its peak." in said) == warned

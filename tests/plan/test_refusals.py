@@ -75,6 +75,7 @@ MISTAKES = {
     "too many slashes": (stage(dataset="a/b/c"), ["key 'dataset'", 'found "a/b/c"', "allowed: a short name"]),
     "missing file": (stage(dataset="./no/such.txt"), ["key 'dataset'", 'found "./no/such.txt"', "allowed: a file, folder or glob that exists"]),
     "missing by suffix": (stage(dataset="tales.JSONL"), ["key 'dataset'", 'found "tales.JSONL"', "allowed: a file, folder or glob that exists"]),
+    "missing folder": (stage(dataset="my_texts/"), ["key 'dataset'", 'found "my_texts/"', "allowed: a file, folder or glob that exists (looked in"]),
     "empty glob": (stage(dataset="no_such_*"), ["key 'dataset'", 'found "no_such_*"', "that exists"]),
     "misspelt source key": (source(wieght=2), ["key 'dataset.wieght'", "unknown key", "Did you mean 'weight'?", "Allowed: path, config"]),
     "misspelt key in a list": (

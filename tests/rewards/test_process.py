@@ -72,6 +72,14 @@ def test_a_pattern_that_never_ends_is_stopped_and_the_next_text_is_judged():
     rewards.close()
 
 
+def test_what_cannot_be_printed_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.py").write_text("class Odd(Exception):\n    def __str__(self):\n        raise ValueError\n\n"
+                                     "def score(text, answer, prompt):\n    raise Odd\n")
+    with pytest.raises(UserError, match="reward odd:score: it raises Odd, for the text"):
+        Rewards([{"name": "odd:score"}]).judge([ONE])
+
+
 def test_a_reward_is_ended_with_what_it_has_started(tmp_path, monkeypatch):
     """A child of it holds its output: nobody waits for that."""
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """Data sets of the hub as sources: streamed, kept on this disk, or saved earlier; and the messages when one cannot be opened.  Data floor, no torch at top."""
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from ...errors import LmplayError, Unavailable, UserError
+from ...errors import LmplayError, Unavailable, UserError, nearest
 from ...hub import Patience, first_line, hub_endpoint, hub_problem, outage_of, shared_cache
 from ..roles import needed_columns
 from .base import AnySource, SourceSpec, StreamedSource
@@ -354,10 +355,11 @@ def explain(path: str, error: Exception) -> str:
 
 
 def _hub_away(path: str, reason: str) -> LmplayError:
-    """Make the error for a hub that cannot be reached: it may come back, unless it was told to stay away."""
-    line = (f"source {path}: the hub cannot be reached for it ({reason}). Check the network, or use local files with --dataset PATH, "
-            "or '--training-plan quickstart', which needs no network.")
-    return UserError(line) if reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)
+    """Make the error for a hub that cannot be reached: it may come back, unless it was told to stay away, or a local name is meant."""
+    near = "" if "/" in path else nearest(path, sorted(os.listdir()))
+    line = (f"source {path}: no file or folder of that name is in {os.getcwd()}, and the hub cannot be reached for it ({reason}).{near} Check the network, "
+            "or use local files with --dataset PATH, or '--training-plan quickstart', which needs no network.")
+    return UserError(line) if near or reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)
 
 
 HUB = Opener(open_hub, remote=True)
