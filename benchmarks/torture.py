@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="12 kills")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be given several times")
     parser.add_argument("--ranks", default="", metavar="N,…", help="kill ranks of runs of N processes, and nothing else (see torture_ranks.py)")
+    parser.add_argument("--torchrun-every", type=int, default=10, metavar="N", help="with --ranks: every Nth run is started by torchrun itself; 1 = all")
     parser.add_argument("--folder", type=Path, default=Path("torture"), help="with --ranks: where all is kept")
     options = parser.parse_args()
     parts = options.only or list(PARTS)
@@ -137,7 +138,7 @@ def main() -> int:
     rows: list[Row] = []
     if options.ranks:
         parts = ["kills"]
-        for row in kill_ranks(folder, [int(size) for size in options.ranks.split(",")], count, until, options.seed):
+        for row in kill_ranks(folder, [int(size) for size in options.ranks.split(",")], count, until, options.seed, options.torchrun_every):
             row.print()
             rows.append(row)
     elif "kills" in parts:

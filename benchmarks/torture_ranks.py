@@ -2,8 +2,8 @@
 
 Each of the variants (number of processes, `--shard`, format of states) has a run of its own, and an undisturbed one with as many processes. After each kill
 all processes must have ended, and the newest state must be whole or not there; a run that comes to its end must have left, bit for bit, what the undisturbed
-one has. Most runs are forked from a process that has imported torch, with the variables that torchrun sets; every tenth is started by torchrun itself.
-All is kept in a folder: the same command goes on.
+one has. Most runs are forked from a process that has imported torch, with the variables that torchrun sets; every tenth, or every Nth
+(`--torchrun-every`), is started by torchrun itself. All is kept in a folder: the same command goes on.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from torture_run import MARKED, WINDOWS, Row, Torture, same, wait_for, whole
 SAMPLES = 60
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 VICTIMS = ("one rank", "one rank", "all ranks")
-_BY_TORCHRUN = 10  # every tenth run
 _SECONDS = 90  # for all to end: 30 are promised where the machine has nothing else to do
+_WHOLE_RUN = 900  # seconds for a run that nobody kills, on a machine with much else to do
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ class Running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def ended(self) -> list[int] | None:
-        """Wait until all have ended, and give their exit codes; None where they hang."""
+    def ended(self, seconds: float = _SECONDS) -> list[int] | None:
+        """Wait until all have ended, and give their exit codes; None where they hang: they have not ended after that time."""
         threading.Thread(target=lambda: self.said.extend(self.lines), daemon=True).start()  # a full pipe would stop them
-        ranks, until = self.ranks(), time.monotonic() + _SECONDS
+        ranks, until = self.ranks(), time.monotonic() + seconds
         while any(map(several.is_alive, ranks)) or any(process.poll() is None for process in self.processes):
             if time.monotonic() > until:
                 for pid in [*ranks, *(process.pid for process in self.processes)]:
@@ -129,29 +129,30 @@ class Progress:
         self.path.write_text(json.dumps({"kills": self.kills, "ends": self.ends, "rows": [vars(row) for row in self.rows.values()]}))
 
 
-def kill_ranks(folder: Path, sizes: Sequence[int], count: int, until: float, seed: int) -> Iterator[Row]:
+def kill_ranks(folder: Path, sizes: Sequence[int], count: int, until: float, seed: int, torchrun_every: int) -> Iterator[Row]:
     """Kill the runs of all variants in turn, then let each come to its end; gives the lines of the table.
 
     :param folder: where all is kept.
     :param count: of kills, those of earlier calls among them.
     :param until: no more kills after this time.
+    :param torchrun_every: every so many runs are started by torchrun itself; 1 = all.
     """
     torture = Torture(folder, SAMPLES)
     progress, chosen = Progress(folder / "progress.json").load(), variants(sizes)
     while progress.kills < count and time.monotonic() < until:
-        _kill_once(torture, folder, chosen[progress.kills % len(chosen)], progress, random.Random(f"{seed} {progress.kills} {progress.ends}"))
+        by_torchrun = progress.kills % torchrun_every == torchrun_every - 1
+        _kill_once(torture, folder, chosen[progress.kills % len(chosen)], progress, random.Random(f"{seed} {progress.kills} {progress.ends}"), by_torchrun)
         progress.save()
     for variant in chosen:
         if _out(folder, variant).exists():
-            _end(torture, folder, variant, progress, Running(torture, variant, _out(folder, variant), False, False).ended())
+            _end(torture, folder, variant, progress, Running(torture, variant, _out(folder, variant), False, False).ended(_WHOLE_RUN))
             progress.save()
     yield from progress.rows.values()
 
 
-def _kill_once(torture: Torture, folder: Path, variant: Variant, progress: Progress, dice: random.Random) -> None:
+def _kill_once(torture: Torture, folder: Path, variant: Variant, progress: Progress, dice: random.Random, by_torchrun: bool) -> None:
     """Start a variant's run, and kill it at a moment."""
     victims, number, moment = dice.choice(VICTIMS), dice.choice(SIGNALS), dice.choice(("any time", *WINDOWS))
-    by_torchrun = progress.kills % _BY_TORCHRUN == _BY_TORCHRUN - 1
     out = _out(folder, variant)
     running = Running(torture, variant, out, marked=True, by_torchrun=by_torchrun)
     if moment == "any time":
@@ -181,7 +182,7 @@ def _end(torture: Torture, folder: Path, variant: Variant, progress: Progress, c
     if not reference.exists():
         begun = folder / f"{variant.name}, begun"
         shutil.rmtree(begun, ignore_errors=True)
-        found = Running(torture, variant, begun, False, False).ended()
+        found = Running(torture, variant, begun, False, False).ended(_WHOLE_RUN)
         if found is None or any(found):
             raise SystemExit(f"{begun}: the undisturbed run has failed ({found})")
         begun.rename(reference)

@@ -13,6 +13,12 @@ from ..plan.names import CODE
 from ..plan.settings import resolve_stage, settings_from_json
 
 
+def are_averages_in(content: dict[str, Any]) -> bool:
+    """Tell whether a checkpoint's optimizers keep averages of the weights."""
+    state = content.get("optimizers", {}).get("state", {})
+    return "ema" in state or any("train_mode" in group for part in state.values() for group in part["param_groups"])
+
+
 def optimizers_in(content: dict[str, Any], module: nn.Module) -> OptimizerSet | None:
     """Open a checkpoint's optimizers, if they keep averages of the weights; None where they don't, or there are none, as in a file of weights alone.
 
@@ -20,9 +26,9 @@ def optimizers_in(content: dict[str, Any], module: nn.Module) -> OptimizerSet | 
     :param module: a model with the checkpoint's weights.
     :raises UserError: when their state is damaged, or their package is not installed.
     """
-    state = content.get("optimizers", {}).get("state", {})
-    if not ("ema" in state or any("train_mode" in group for part in state.values() for group in part["param_groups"])):
+    if not are_averages_in(content):
         return None
+    state = content["optimizers"]["state"]
     stages = content["curriculum"]["state"]["stages"]
     number = max(number for number, stage in enumerate(stages) if stage["fingerprints"] is not None)  # a state is that of the newest stage
     settings = settings_from_json(content["runner"]["state_args"]["settings"])

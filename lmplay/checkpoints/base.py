@@ -6,6 +6,7 @@ and runs that begin with the same weights share it. It is a file of weights alon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..files import check_free_bytes, link_atomic, make_folder, remove_leftovers
 from ..modules.adapters import adapter_state, add_adapter, merge_adapter
 from ..plan.settings import AdapterSettings
 from ..tokenizer import Tokenizer
-from .format import FORMAT, content_bytes, read, stage_file, verify, versions, write
+from .format import FORMAT, Verified, content_bytes, read, stage_file, verify, versions, write
 from .weights import check_weights
 
 _LEFT_OVER = 24 * 3600.0  # seconds: what is younger may be what a run on another machine is writing
@@ -87,11 +88,25 @@ def keep_base(path: Path, model: dict[str, Any]) -> str:
     return identity
 
 
-def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+def right_bases(path: Path) -> list[Path]:
+    """Return the base of a state whose model has an adapter, if it is whole and the one that the adapter was trained on; else nothing.
+
+    :param path: of the state, which has been verified.
+    """
+    with suppress(UserError, KeyError):
+        built = read(path, mmap=True, check=False)["model"]["state_args"]
+        file = base_file(path, built["adapter"]["base"])
+        if identify(read(file, mmap=True)["model"]["state"]) == built["adapter"]["base"]:
+            return [file]
+    return []
+
+
+def with_base(path: Path, content: dict[str, Any], verified: Verified | None = None) -> dict[str, Any]:
     """Read the base of a checkpoint whose model has an adapter, and put its weights beside the adapter's, as `base` of the component `model`.
 
     :param path: of the checkpoint.
     :param content: of the checkpoint.
+    :param verified: has the bases that are known to be right; others are verified here.
     :return: the content; the same one where there is no adapter.
     :raises UserError: when the base is not there, is damaged, or is another one.
     """
@@ -104,10 +119,11 @@ def with_base(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     if not file.exists():
         raise UserError(f"{missing} are not there. Bring that file back{_instead(path, content)}.")
     try:
-        base = read(file, mmap=True)["model"]["state"]
+        is_known = verified is not None and file in verified.bases
+        base = read(file, mmap=True, check=not is_known)["model"]["state"]
     except (UserError, KeyError) as error:
         raise UserError(f"{missing} cannot be read ({str(error).split('. ')[0]}). Bring that file back{_instead(path, content)}.") from None
-    if identify(base) != identity:
+    if not is_known and identify(base) != identity:
         raise UserError(f"{missing} are not those that it was trained on. Bring that file back{_instead(path, content)}.")
     return {**content, "model": {**model, "base": base}}
 

@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import check_free_bytes, make_folder, temporary_name
+from ..files import make_folder
 from .base import bring_base, with_base
-from .folder import File, divide, write_own
-from .format import content_bytes, load, write_folder
+from .format import load, write_shards
 from .lock import Lock
 from .rotation import clean_up, write_checked
 
@@ -48,20 +46,8 @@ def write_state(path: Path, content: dict[str, Any], shards: int | None) -> None
         if shards is None:
             write_checked(path, content, None, lambda: False)
         else:
-            _write_shards(path, content, shards)
+            write_shards(path, content, shards)
     except OSError as error:
         raise UserError(f"TARGET {path}: cannot be written ({error.strerror or error}); what was there is unchanged.") from None
     finally:
         lock.release()
-
-
-def _write_shards(path: Path, content: dict[str, Any], shards: int) -> None:
-    """Write a folder of shards; raises OSError."""
-    check_free_bytes(path.parent, content_bytes(content))
-    folder, files = temporary_name(path), dict[str, File]()
-    try:
-        for rank in range(shards):
-            files |= write_own(folder, divide(content, rank, shards), rank, shards, lambda: False)
-        write_folder(path, divide(content, 0, shards), files)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

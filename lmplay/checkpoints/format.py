@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -21,8 +22,8 @@ from .. import __version__
 from ..component import Component
 from ..data.sentences import RULES
 from ..errors import UserError
-from ..files import STATE, NotAFile, check_is_file, check_is_state, is_state, put, sync_folder, temporary_name, write_atomic
-from .folder import Divided, File, are_right, files_of, is_noted, join, with_shards
+from ..files import STATE, NotAFile, check_free_bytes, check_is_file, check_is_state, is_state, put, sync_folder, temporary_name, write_atomic
+from .folder import Divided, File, are_right, divide, files_of, is_noted, join, with_shards, write_own
 from .hashed import Hashed, hash_file
 from .pieces import memory_of
 from .schema import check_archive, check_components, check_content
@@ -46,6 +47,24 @@ Write = Callable[[Path, dict[str, Any], Callable[[Path], None] | None, Callable[
 
 Verify = Callable[[Path], bool | None]
 """Tells whether the checksums of a state are right: takes, returns and raises what :func:`verify` does."""
+Verdict = bool | OSError | None
+"""What :data:`Verify` gives of a state, or raises."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification has found; a :data:`Verify`."""
+
+    states: Mapping[Path, Verdict]
+    bases: Set[Path]
+    """The files of weights below adapters that are right."""
+
+    def __call__(self, path: Path) -> bool | None:
+        """Give what has been found of a state, or find it now."""
+        found = self.states[path] if path in self.states else verify(path)
+        if isinstance(found, OSError):
+            raise found
+        return found
 
 
 @dataclass(frozen=True)
@@ -98,6 +117,21 @@ def write_folder(path: Path, divided: Divided, files: Mapping[str, File], before
         before_rename(folder)
     put(folder, path)
     sync_folder(path.parent)
+
+
+def write_shards(path: Path, content: dict[str, Any], shards: int) -> None:
+    """Write a folder of shards by one process, tensor after tensor; raises OSError.
+
+    :param shards: the number of its files.
+    """
+    check_free_bytes(path.parent, content_bytes(content))
+    folder, files = temporary_name(path), dict[str, File]()
+    try:
+        for rank in range(shards):
+            files |= write_own(folder, divide(content, rank, shards), rank, shards, lambda: False)
+        write_folder(path, divide(content, 0, shards), files)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(path: Path, parts: Sequence[str] = COMPONENTS, mmap: bool = False, verified: Verify | None = None) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from ..stats.writing import read_stats
 from . import rotation
 from .base import bring_base, finished_file, with_base
 from .best import best_file, best_names
-from .format import Damaged, Verify, load, read, stage_file
+from .format import Damaged, Verified, load, read, stage_file
 from .ownership import Owner, is_model, owner_of, refuse_as_newest, refuse_others
 from .rotation import Found
 
 
-def choose_state(settings: Settings, path: Path, stages: Sequence[str], verified: Verify | None = None) -> Found | None:
+def choose_state(settings: Settings, path: Path, stages: Sequence[str], verified: Verified | None = None) -> Found | None:
     """Choose the state that a run resumes from, without changing anything.
 
     :param path: the model file.
@@ -54,7 +54,7 @@ def _asked_for(settings: Settings, path: Path) -> Path:
     return path if path.exists() and chosen.exists() and identity(path) == identity(chosen) else chosen
 
 
-def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Verify | None) -> Found | None:
+def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Verified | None) -> Found | None:
     """Choose the state, see :func:`choose_state`."""
     best = best_file(path)
     if settings.resume == "latest":
@@ -67,7 +67,7 @@ def _choose(settings: Settings, path: Path, stages: Sequence[str], verified: Ver
         hint = "it is written with the first save after a validation" if settings.resume == "best" else "give latest, best or a checkpoint file"
         raise UserError(f"--resume {settings.resume}: there is no file {chosen}; {hint}.")
     try:
-        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model, verified=verified)))
+        return Found(chosen, with_base(chosen, load(chosen, mmap=settings.divides_model, verified=verified), verified))
     except Damaged as error:
         raise UserError(f"--resume {settings.resume}: {error.faults[0].split('. ')[0]}. It is left as it is; without --resume the run continues from its "
                         "newest state.") from None

@@ -18,7 +18,7 @@ from ..files import check_free_bytes, identity, link_atomic, remove, remove_left
 from ..stats.writing import read_stats, stats_files
 from ..words import counted
 from .base import FINISHED, with_base
-from .format import Damaged, Verify, Write, content_bytes, load, stage_file, write
+from .format import Damaged, Verified, Write, content_bytes, load, stage_file, write
 from .ownership import refuse_as_newest, refuse_as_stage
 
 
@@ -59,7 +59,7 @@ def save(path: Path, content: dict[str, Any], stage: str | None, keep: int, canc
             remove(old)
 
 
-def find(path: Path, stages: Sequence[str], mmap: bool = False, verified: Verify | None = None) -> Found | None:
+def find(path: Path, stages: Sequence[str], mmap: bool = False, verified: Verified | None = None) -> Found | None:
     """Find the newest whole state of a model, without changing anything; None when there is no file at all.
 
     :param mmap: leave the tensors on the disk until they are used.
@@ -77,7 +77,7 @@ def find(path: Path, stages: Sequence[str], mmap: bool = False, verified: Verify
                     refuse_as_newest(path, content)
                 elif candidate not in previous(path).values():
                     refuse_as_stage(path, candidate, content)
-                return Found(candidate, with_base(candidate, content), damaged)
+                return Found(candidate, with_base(candidate, content, verified), damaged)
         except Damaged as error:
             fault = str(error)
         damaged.append((candidate, fault))

@@ -128,9 +128,31 @@ class Saver:
             send(content, self._collect, set())
 
     def copied(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Copy a content once, with whole tensors."""
-        found: dict[str, Any] = Copier(self._staging, self._collect)(content)
-        return found
+        """Copy a content with whole tensors, into the memory that the copy of the newest state had, which is written before."""
+        self._idle.wait()
+        found, _ = self._copier((content, None))  # in the place that a state has beside its record: its tensors' memory is used again
+        return dict(found)
+
+    def write_folder(self, path: Path, content: dict[str, Any]) -> None:
+        """Write a content as a folder of shards, each rank its own part, while training waits.
+
+        :param path: not that of a state of the run.
+        :raises OSError: on rank 0 when any rank could not write.
+        """
+        assert self._writers is not None
+        self._idle.wait()
+        jobs: list[Job] = []
+        fault: OSError | None = None
+        try:
+            jobs = [(path, self._with_memory(lambda: self._copier((self._divided(content), None)))[0])]
+        except OSError as error:
+            fault = error
+        try:
+            files = self._writers.write(jobs, lambda: self._cancel, fault)
+            for _, divided in jobs if files else ():
+                write_folder(path, divided, files[path], None, lambda: self._cancel)
+        finally:
+            self._writers.clear([path])
 
     def save(self, content: dict[str, Any], stage: str, record: Record, before: Callable[[Record], None], saved: Callable[[Record, float], None],
              failed: Callable[[OSError], None]) -> None:

@@ -1,9 +1,9 @@
-"""Weights: whether those of a file are a model's, and `--save-weights-only`: a file of the model alone, to start another run from or to use elsewhere."""
+"""Weights: whether those of a file are a model's, and `--save-weights-only`: the model alone, to start another run from or to use elsewhere."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 
 from ..errors import UserError
 from ..exp.folding import for_use
-from ..files import NotAFile, check_folder, check_is_file, make_folder
+from ..files import NotAFile, check_folder, check_is_state, make_folder
 from ..optim.set import OptimizerSet
 from ..plan.names import RESERVED_ENDING
 from ..plan.settings import Settings
 from .best import best_names
-from .format import FORMAT, read, stage_file, versions, write
+from .format import FORMAT, read, stage_file, versions, write, write_shards
 
 
 def check_target(settings: Settings, path: Path, stages: Sequence[str], averaged: bool = False) -> None:
@@ -36,7 +36,7 @@ def check_target(settings: Settings, path: Path, stages: Sequence[str], averaged
 def _check(target: Path, path: Path, stages: Sequence[str]) -> None:
     """Check one of the files of :func:`check_target`."""
     try:
-        check_is_file(target)
+        check_is_state(target)
     except NotAFile as error:
         raise UserError(f"--save-weights-only {target}: {error.strerror}; give another one.") from None
     real, names = Path(os.path.realpath(target)), ("", *stages, *best_names(stages))
@@ -48,28 +48,50 @@ def _check(target: Path, path: Path, stages: Sequence[str]) -> None:
     check_folder(target.parent, "folder of --save-weights-only")
 
 
-def save_weights(settings: Settings, model: Callable[[], dict[str, Any] | None], optimizers: OptimizerSet | None) -> Path | None:
-    """Write the file, if `--save-weights-only` is given, and return it; raises UserError when it cannot be written.
+def save_weights(settings: Settings, write: Callable[[Path], None], optimizers: OptimizerSet | None) -> Path | None:
+    """Write the file, if `--save-weights-only` is given, and return it.
 
-    :param model: gives the model component, as in a checkpoint; written without what only training needs. None on a rank that writes nothing.
+    :param write: writes the model's weights to a path, without what only training needs.
     :param optimizers: where they keep averages of the weights, the file has those, and another one, FILE_raw.lmp, the weights themselves.
     """
     target = _target(settings)
     if target is not None:
         with optimizers.averaged() if optimizers is not None else nullcontext(False) as is_averaged:
-            _write(target, model())
+            write(target)
         if is_averaged:
-            _write(_raw(target), model())
+            write(_raw(target))
     return target
 
 
-def _write(target: Path, model: dict[str, Any] | None) -> None:
-    """Write a file of weights, if there are any."""
-    if model is None:
-        return
+def weights_content(model: dict[str, Any]) -> dict[str, Any]:
+    """Give what a file of weights alone holds; `model` is the component, as in a checkpoint."""
+    return {"format": FORMAT, "versions": versions(), "model": model}
+
+
+def write_alone(target: Path, model: dict[str, Any], as_folder: bool = False) -> None:
+    """Write the weights of a model, of which this process has all.
+
+    :param model: the component; written to a file without what only training needs.
+    :raises UserError: when they cannot be written.
+    """
+    make_folder_of(target)
+    with refused_by_name(target):
+        if as_folder:
+            write_shards(target, weights_content(model), 1)
+        else:
+            write(target, weights_content(for_use(model)))
+
+
+def make_folder_of(target: Path) -> Path:
+    """Create the folder of a file of weights, and return it; raises UserError when it is not writable."""
+    return make_folder(target.parent, "folder of --save-weights-only")
+
+
+@contextmanager
+def refused_by_name(target: Path) -> Iterator[None]:
+    """Make a context manager around the writing of a file of weights; an OSError becomes a UserError that names the file."""
     try:
-        make_folder(target.parent, "folder of --save-weights-only")
-        write(target, {"format": FORMAT, "versions": versions(), "model": for_use(model)})
+        yield
     except OSError as error:
         raise UserError(f"--save-weights-only {target}: cannot be written ({error.strerror or error}); the checkpoint is intact.") from None
 

@@ -16,7 +16,7 @@ from .interrupt import AGAIN, Stopped
 from .profile import StepProfile
 from .record import Recorder
 from .run import OpenStage, Run
-from .save import SaveClock, keep_best, save, whole_model
+from .save import SaveClock, keep_best, save, write_weights
 from .settings_record import note_validations
 from .stage import StageRunner
 from .telling import run_end, run_start, stage_end, stage_start, stop
@@ -68,7 +68,8 @@ def train(run: Run) -> int:
         _insist(saved or not run.curriculum.is_done)  # else the next stage's save tries again
         run.report.end_stage(stage_end(run, stage))
         run.notifier.event("stage done", run.record.progress, stage.name)
-    weights = save_weights(run.settings, partial(whole_model, run), run.optimizers) if run.is_main or run.runtime.ranks.shards else None
+    takes_part = run.is_main or run.runtime.ranks.saves_together
+    weights = save_weights(run.settings, partial(write_weights, run), run.optimizers) if takes_part else None
     run.report.done(run_end(run), weights)
     return 0
 

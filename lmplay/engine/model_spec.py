@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..checkpoints.base import merged, put_on, with_base
-from ..checkpoints.format import Verify, load
+from ..checkpoints.format import Verified, load
 from ..checkpoints.weights import check_weights
 from ..data.stage import StageData
 from ..errors import UserError
@@ -102,7 +102,7 @@ class _PartFilled(TorchFunctionMode):
         return tensor
 
 
-def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None, verified: Verify | None = None) -> ModelSpec:
+def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, Any] | None, verified: Verified | None = None) -> ModelSpec:
     """Decide what model there will be: that of the checkpoint, of the initial model, or a new one.
 
     :param settings: the run's; model flags that were typed must agree with the file's.
@@ -118,7 +118,7 @@ def choose_model(settings: Settings, plan: Plan, path: Path, stored: dict[str, A
         return _of_others(settings, plan, imported)
     if stored is None and settings.initial_model is not None:
         source = settings.found(settings.initial_model)
-        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model, verified=verified))
+        stored = with_base(source, load(source, parts=("model",), mmap=settings.divides_model, verified=verified), verified)
         stored = {**stored, "model": merged(stored["model"])}
     experiment = get_experiment(settings.experiment(plan))
     if stored is None:

@@ -17,16 +17,16 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from ..checkpoints.averages import optimizers_in
+from ..checkpoints.averages import are_averages_in, optimizers_in
 from ..checkpoints.base import put_on
 from ..checkpoints.best import best_names
 from ..checkpoints.drift import changes, foreign_sizes
-from ..checkpoints.format import Verify, checkpoint_bytes, versions
+from ..checkpoints.format import Verified, checkpoint_bytes, versions
 from ..checkpoints.lock import Lock
 from ..checkpoints.resume import adopt, choose_state, set_history_aside
 from ..checkpoints.rotation import Found, check_free_space, clean_up, existing
 from ..checkpoints.saver import Saver
-from ..checkpoints.weights import check_target, save_weights
+from ..checkpoints.weights import check_target, save_weights, write_alone
 from ..checkpoints.writers import Writers
 from ..data.collate import can_pin
 from ..data.fingerprints import describe_changes, describe_readings
@@ -41,6 +41,7 @@ from ..device.ranks import Ranks
 from ..device.runtime import Runtime
 from ..errors import Faults, Unavailable, UserError, nearest_word, printable
 from ..exp import experiments, get_experiment, split_name
+from ..exp.folding import is_folded
 from ..files import NotAFile, check_folder, check_is_file, check_is_state, make_folder
 from ..modules.adapters import freeze_base
 from ..objectives import load_objective
@@ -120,7 +121,7 @@ class Outline:
         return self.spec.tokenizer or make_tokenizer(self.settings, self.plan, list(data))
 
 
-def outline(settings: Settings, plan: Plan, whole: bool = True, verified: Verify | None = None) -> Outline:
+def outline(settings: Settings, plan: Plan, whole: bool = True, verified: Verified | None = None) -> Outline:
     """Say what a run will be; nothing is changed.
 
     :param settings: of the command line.
@@ -392,7 +393,7 @@ def freeze(module: nn.Module, stage: Stage, settings: Settings) -> list[str]:
 
 
 def check_all(settings: Settings, plan: Plan, chosen: Callable[[Outline], list[tuple[Stage, StageState]]], say: Say,
-              faults: Faults, ranks: Ranks | None = None, verified: Verify | None = None) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
+              faults: Faults, ranks: Ranks | None = None, verified: Verified | None = None) -> tuple[Runtime, Outline, dict[str, OpenStage]]:
     """Outline a run, check its model, and open its stages.
 
     :param chosen: gives the stages to open, each with how far it has been done.
@@ -545,12 +546,15 @@ def _already_done(ahead: Outline, report: Report) -> None:
 def _save_weights_of(ahead: Outline) -> Path | None:
     """Write the weights of a plan that is complete, if they are asked for."""
     assert ahead.found is not None
-    content = ahead.found.content
+    content, as_folder = ahead.found.content, ahead.settings.checkpoint_format == "sharded" and not is_folded(ahead.spec.experiment)
     if ahead.settings.save_weights_only is None or ahead.spec.tokenizer is None:
         return None
-    module = ahead.spec.build(ahead.spec.tokenizer.vocab_size)
-    module.load_state_dict(content["model"]["state"])
-    return save_weights(ahead.settings, lambda: {**content["model"], "state": module.state_dict()}, optimizers_in(content, module))
+    model, optimizers = content["model"], None
+    if not as_folder or are_averages_in(content):  # else they stay where they are, and are written one after the other
+        module = ahead.spec.build(ahead.spec.tokenizer.vocab_size)
+        module.load_state_dict(model["state"])
+        model, optimizers = {**model, "state": module.state_dict()}, optimizers_in(content, module)
+    return save_weights(ahead.settings, lambda target: write_alone(target, model, as_folder), optimizers)
 
 
 def _make(ahead: Outline, runtime: Runtime, stages: dict[str, OpenStage], report: Report, interrupt: Interrupt, callbacks: Callbacks | None,

@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..cadence import AUTO, AUTO_SAVES, SAVE_SHARE, Cadence, intervals
 from ..checkpoints.best import best_file
 from ..checkpoints.format import content_of
+from ..checkpoints.weights import make_folder_of, refused_by_name, weights_content, write_alone
 from ..device.memory import has_room, peak_memory
 from ..errors import TrainingError
+from ..exp.folding import is_folded
 from ..modules.sharded import total_norm
 from ..stats.run_record import RunRecord
 from .adapting import bring_back_base
@@ -97,13 +100,30 @@ def keep_best(run: Run, stage: str | None) -> None:
         run.saver.send(content_of((run.model, run.optimizers)))
 
 
-def whole_model(run: Run) -> dict[str, Any] | None:
-    """Give the model component with whole weights, which of a sharded model are copied to the CPU; None on other ranks than rank 0."""
-    content = {"state_args": run.model.state_args(), "state": run.model.state()}
-    if not run.is_main:
+def write_weights(run: Run, target: Path) -> None:
+    """Write the model alone: as a file, or where states are folders, as a folder, of which each rank writes its part.
+
+    A model that is folded for use becomes a file in any case, for which rank 0 has all of it.
+
+    :param run: all ranks that save together make this call.
+    :raises UserError: when it cannot be written.
+    """
+    content: dict[str, Any] = {"state_args": run.model.state_args(), "state": run.model.state()}
+    if run.saver.writes_folders and not is_folded(run.model.experiment):
+        run.accord.alike(run.saver.wait)
+        run.accord.alike(lambda: make_folder_of(target))
+        run.accord.alike(lambda: _write_part(run, target, content))
+    elif run.is_main:
+        write_alone(target, run.saver.copied(content) if run.runtime.ranks.shards else content)
+    else:
         run.saver.send(content)
-        return None
-    return run.saver.copied(content) if run.runtime.ranks.shards else content
+
+
+def _write_part(run: Run, target: Path, content: dict[str, Any]) -> bool:
+    """Write this rank's part of the model; True, or UserError where it or, on rank 0, another rank could not write."""
+    with refused_by_name(target):
+        run.saver.write_folder(target, weights_content(content))
+    return True
 
 
 def _help(run: Run, written: bool) -> None:

@@ -4,39 +4,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..checkpoints.format import ToVerify, Verify, files_to_verify, verify, verify_file
+from ..checkpoints.base import right_bases
+from ..checkpoints.format import ToVerify, Verdict, Verified, files_to_verify, verify_file
 from ..checkpoints.resume import states_to_choose
 from ..files import is_state
 from ..plan.settings import Settings
 from .accord import Accord
 
-Found = bool | OSError | None
-"""What :data:`lmplay.checkpoints.format.Verify` gives of a state, or raises."""
 
-
-def verify_states(settings: Settings, path: Path, stages: Sequence[str], accord: Accord) -> Verify | None:
+def verify_states(settings: Settings, path: Path, stages: Sequence[str], accord: Accord) -> Verified | None:
     """Verify what a run of several ranks may begin with, up to the first state that is whole.
 
     :param path: the model file.
     :param stages: names of the plan's stages.
     :param accord: of the ranks.
-    :return: tells what has been found; of other states what a verification by this rank finds. None = there is one rank, which verifies what it reads.
+    :return: tells what has been found, and of other states what a verification by this rank finds. None = there is one rank, which verifies what it reads.
     """
     if accord.ranks.size == 1:
         return None
-    known: dict[Path, Found] = {}
+    known, bases = dict[Path, Verdict](), set[Path]()
     for state in accord.from_main(lambda: _candidates(settings, path, stages)):
         known[state] = found = _verify_in_shares(state, accord)
         if found is None or found is True:
+            bases.update(accord.from_main(lambda: right_bases(state)))  # noqa: B023  # called at once
             break
-
-    def verified(state: Path) -> bool | None:
-        found = known[state] if state in known else verify(state)
-        if isinstance(found, OSError):
-            raise found
-        return found
-
-    return verified
+    return Verified(known, bases)
 
 
 def _candidates(settings: Settings, path: Path, stages: Sequence[str]) -> list[Path]:
@@ -45,7 +37,7 @@ def _candidates(settings: Settings, path: Path, stages: Sequence[str]) -> list[P
     return [*states_to_choose(settings, path, stages), *filter(is_state, initial)]
 
 
-def _verify_in_shares(state: Path, accord: Accord) -> Found:
+def _verify_in_shares(state: Path, accord: Accord) -> Verdict:
     """Verify a state together; what any rank finds wrong is wrong for all."""
     files = accord.from_main(lambda: _listed(state))
     if isinstance(files, OSError):
@@ -63,7 +55,7 @@ def _listed(state: Path) -> list[ToVerify] | OSError:
         return error
 
 
-def _verified(one: ToVerify) -> Found:
+def _verified(one: ToVerify) -> Verdict:
     """Verify a file."""
     try:
         return verify_file(one)
@@ -71,6 +63,6 @@ def _verified(one: ToVerify) -> Found:
         return error
 
 
-def _worst(found: Iterable[Found]) -> Found:
+def _worst(found: Iterable[Verdict]) -> Verdict:
     """Put together what has been found of the files of a state: an error, else a wrong checksum, else that there is none."""
     return max(found, key=lambda one: 3 if isinstance(one, OSError) else {False: 2, None: 1, True: 0}[one])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import several
+import torch
 from helpers import compare_runs, differences, load
 from states import flip
 from together import FLAGS, MODEL, assert_alike, start, steps_of, train, write_data
@@ -15,6 +16,7 @@ from lmplay.evaluate.__main__ import main as evaluate
 from lmplay.exp import experiments
 from lmplay.export.__main__ import main as export
 from lmplay.generate.__main__ import main as generate
+from lmplay.tools.__main__ import main as tools
 from lmplay.train.__main__ import main
 
 SHARDED = ("--checkpoint-format", "sharded")
@@ -94,6 +96,81 @@ def test_a_folder_of_something_else_is_not_taken_for_a_state(folder, capsys):
     Path("out", MODEL, "mine.txt").write_text("keep")
     assert "is a folder, not a file" in run(capsys, "out", *SHARDED, code=2)
     assert Path("out", MODEL, "mine.txt").read_text() == "keep"
+
+
+def test_weights_alone_are_a_folder_too_that_every_door_opens(folder, capsys):
+    for out, more in (("file", ()), ("folder", SHARDED), ("folder again", SHARDED)):
+        run(capsys, out, "--save-weights-only", "weights.lmp", *more)
+    shutil.rmtree("folder again/weights.lmp")
+    assert "weights" in run(capsys, "folder again", "--save-weights-only", "weights.lmp", *SHARDED)  # of a plan that is complete
+    for _ in range(2):
+        run(capsys, "plain", "--save-weights-only", "weights.lmp", "--ema", 0, *SHARDED)
+        assert not differences(*(load(Path("plain", name))["model"] for name in ("weights.lmp", MODEL)))
+        shutil.rmtree("plain/weights.lmp")
+    for name in ("weights.lmp", "weights_raw.lmp"):
+        for out in ("folder", "folder again"):
+            assert shards_of(Path(out, name)) == ["shard-00001-of-00001.safetensors"]
+            assert verify(Path(out, name))
+            assert not differences(*(load(Path(one, name))["model"] for one in ("file", out)))
+    assert {path.name for path in Path("file").iterdir()} == {path.name for path in Path("folder").iterdir()}
+    said = []
+    for out in ("file", "folder"):
+        assert generate(["--model", f"{out}/weights.lmp", "--prompt", "The cat", "--greedy", "--max-tokens", "8", "--device", "cpu"]) == 0
+        said.append(capsys.readouterr().out)
+        run(capsys, f"from_{out}", "--initial-model", f"{out}/weights.lmp", "--max-steps", 1, code=75)
+    assert said[0] == said[1]
+    assert not differences(*(load(Path(f"from_{out}", MODEL))["model"]["state"] for out in ("file", "folder")))
+    assert tools(["convert", "folder/weights.lmp", "./converted.lmp"]) == 0
+    assert not differences(load(Path("file/weights.lmp"))["model"], load(Path("converted.lmp"))["model"])
+    Path("folder/mine.lmp").mkdir()
+    assert "folder/mine.lmp: it is a folder, not a file" in run(capsys, "folder", "--save-weights-only", "mine.lmp", *SHARDED, code=2)
+    assert "is a file of a run" in run(capsys, "folder", "--save-weights-only", "gpt2ish_model.prev-1.lmp", *SHARDED, code=2)
+
+
+@pytest.mark.slow
+def test_no_rank_has_all_weights_when_they_are_written_alone_and_one_that_cannot_write_is_named(folder):
+    flags = (*SHARDED, "--shard", "--embed-dim", 64, "--ema", 0.9, "--save-weights-only", "weights.lmp")
+    counted = """
+from lmplay.checkpoints import copier
+from lmplay.device.processes import Processes
+def collect(*arguments):
+    raise RuntimeError("a whole tensor has been asked for")
+Processes.collect = collect
+reserve = copier.Copier.reserve
+def count(self, value):
+    found = reserve(self, value)
+    parts = value[0] if isinstance(value, tuple) else value
+    with open(f"copied{rank}.txt", "a") as file:
+        print(copier.n_bytes([part.rows for name, part in parts.own.items() if name.startswith("model.")]), file=file)
+    return found
+copier.Copier.reserve = count
+"""
+    codes, outputs, complaints = several.finish(start(3, "out", *flags, more=counted))
+    assert codes == [0] * 3, (outputs, complaints)
+    train(1, "whole", "--embed-dim", 64, "--ema", 0.9, "--save-weights-only", "weights.lmp")
+    for name in ("weights.lmp", "weights_raw.lmp"):
+        mine, theirs = (load(Path(out, name))["model"] for out in ("out", "whole"))
+        assert mine["state_args"] == theirs["state_args"]
+        torch.testing.assert_close(mine["state"], theirs["state"], rtol=1e-4, atol=1e-5)
+        assert len(shards_of(Path("out", name))) == 3
+        whole = sum(value.nbytes for value in theirs["state"].values())
+    copied = [[*map(int, Path(f"copied{rank}.txt").read_text().split())] for rank in range(3)]
+    assert all(0 < count < 0.5 * whole for counts in copied for count in counts)
+    full = """
+from lmplay.checkpoints import writers
+write_own = writers.write_own
+def full(folder, *arguments):
+    if rank == 1 and "weights" in folder.name:
+        raise OSError(28, "No space left on device")
+    return write_own(folder, *arguments)
+writers.write_own = full
+"""
+    codes, outputs, complaints = several.finish(start(2, "full", *flags, more=full))
+    assert codes == [2, 2], (outputs, complaints)
+    assert complaints[0].count("weights.lmp: cannot be written (rank 1: No space left on device); the checkpoint is intact.") == 1
+    assert not outputs[1] + complaints[1]
+    assert verify(Path("full", MODEL))
+    assert not [*Path("full").glob("weights*"), *Path("full").glob(".*.tmp")]
 
 
 @pytest.mark.slow

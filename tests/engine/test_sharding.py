@@ -43,7 +43,7 @@ def test_what_needs_the_whole_model_is_refused_by_name(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "arguments"), [
-    ((2, 3), ("--mini-batch-size", 1, "--grad-clip", 0.5, "--ema", 0.9)), ((2,), ("--mini-batch-size", 5, "--optimizer", "muon")),
+    ((2, 3), ("--mini-batch-size", 1, "--grad-clip", 0.5, "--ema", 0.9)),
     ((3,), ("--mini-batch-tokens", 60, "--activation-checkpointing", "on", "--no-tied-head"))])
 def test_a_sharded_model_gives_samples_statistics_and_weights_of_a_whole_one(folder, sizes, arguments):
     Path("prompts.txt").write_text("The cat\n\n")
@@ -53,7 +53,7 @@ def test_a_sharded_model_gives_samples_statistics_and_weights_of_a_whole_one(fol
     for size in sizes:
         assert said[size].count("plan complete") == 1
         assert {path.name for path in Path(f"out{size}").iterdir()} == names
-        assert_alike("out1", f"out{size}", weights=1e-3 if "muon" in arguments else 1e-5)
+        assert_alike("out1", f"out{size}")
         for name in ("weights.lmp", "gpt2ish_model.best.lmp"):
             mine, theirs = (load(Path(out, name))["model"]["state"] for out in ("out1", f"out{size}"))
             assert {key: value.shape for key, value in mine.items()} == {key: value.shape for key, value in theirs.items()}

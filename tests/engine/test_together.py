@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import several
-from helpers import compare_runs
-from together import FLAGS, MODEL, PATCH, assert_alike, start, steps_of, train, write_data
+from helpers import compare_runs, write_plan
+from together import FLAGS, MODEL, PATCH, assert_alike, start, steps_of, train, train_in_turn, write_data
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="forked processes")
 
@@ -19,18 +19,31 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("sizes", "arguments"), [
-    ((2, 3), ("--mini-batch-size", 1)), ((2,), ("--mini-batch-size", 5, "--optimizer", "muon")), ((3,), ("--mini-batch-tokens", 60, "--pack", "off")),
-    ((2,), ("--mini-batch-size", 3, "--grad-clip", 0.5, "--ema", 0.9))])
+    ((2, 3), ("--mini-batch-size", 1)), ((2,), ("--mini-batch-size", 3, "--grad-clip", 0.5, "--ema", 0.9))])
 def test_several_processes_give_samples_statistics_and_weights_of_one(folder, sizes, arguments):
     train(1, "out1", *arguments)
     for size in sizes:
         said = train(size, f"out{size}", *arguments)
         assert said.count("plan complete") == 1
-        padding = "--mini-batch-tokens" in arguments
-        if not padding:
-            assert_alike("out1", f"out{size}", weights=1e-3 if "muon" in arguments else 1e-5)
+        assert_alike("out1", f"out{size}")
     names = {path.name for path in Path("out1").iterdir()}
     assert all({path.name for path in Path(f"out{size}").iterdir()} == names for size in sizes)
+
+
+CUTS = (*(("--mini-batch-size", size) for size in range(1, 6)), ("--mini-batch-tokens", 60, "--pack", "off"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_how_a_batch_is_cut_and_who_computes_it_does_not_matter(folder, size):
+    """Mini-batches of any size, a last batch that is smaller, each rank with the whole model or a part of it, and optimizers of both kinds."""
+    write_plan(folder, {"one": {"dataset": ["rows.jsonl", "more.jsonl"], "samples": 13, "validation": {"samples": 3}}})
+    train_in_turn(1, [("--out-dir", f"whole-{optimizer}", "--optimizer", optimizer, *CUTS[0]) for optimizer in ("adamw", "muon")])
+    runs = [(f"{optimizer}{shard}{number}", optimizer, ("--optimizer", optimizer, *shard, *cut)) for number, cut in enumerate(CUTS)
+            for shard, optimizer in (((), ("adamw", "muon")[number % 2]), (("--shard",), ("muon", "adamw")[number % 2]))]
+    train_in_turn(size, [("--out-dir", out, *flags) for out, _, flags in runs])
+    for out, optimizer, _ in runs:
+        assert_alike(f"whole-{optimizer}", out, weights=1e-3 if optimizer == "muon" else 1e-5, aside=("padding", "places"))
 
 
 @pytest.mark.slow

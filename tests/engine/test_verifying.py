@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import several
-from helpers import compare_runs
+from helpers import compare_runs, write_plan
 from states import flip
-from together import MODEL, train, write_data
+from together import MODEL, start, train, write_data
 
 from lmplay.checkpoints.format import STATE
 
@@ -32,7 +32,7 @@ with join(launch(), Interrupt()) as accord:
     found = {}
     for state in sys.argv[1:]:
         verified = verifying.verify_states(Settings(resume=state), Path("none.lmp"), [], accord)
-        verifying.verify = lambda state: "verified alone"
+        format.verify = lambda state: "verified alone"
         try:
             found[state] = verified(Path(state))
         except OSError as error:
@@ -70,6 +70,29 @@ def test_damage_in_the_share_of_any_rank_is_found_by_all_and_each_file_is_read_o
     assert sorted(path for one in of_whole for path in one) == sorted(map(str, Path(whole).iterdir()))
     assert all(of_whole)  # each has a share
     assert sum(one.count(f"{folder}/file/{MODEL}") for one in read) == 1
+
+
+def test_the_weights_below_an_adapter_are_read_by_one_rank_where_they_are_right(folder):
+    pytest.importorskip("peft")
+    stage = {"dataset": "rows.jsonl", "validation": 0}
+    write_plan(folder, {"one": {**stage, "samples": 5}, "two": {**stage, "samples": 15, "adapter": {"kind": "lora", "rank": 2}}})
+    train(2, "out", "--max-steps", 3, code=75)
+    note = """
+from lmplay.checkpoints import base
+identify = base.identify
+def noted(state):
+    with open("identified.txt", "a") as file:
+        print(rank, file=file)
+    return identify(state)
+base.identify = noted
+"""
+    codes, outputs, complaints = several.finish(start(2, "out", "--max-steps", 1, more=note))
+    assert codes == [75, 75], (outputs, complaints)
+    assert Path("identified.txt").read_text().split() == ["0"]
+    flip(next(Path("out/bases").iterdir()))
+    said = train(2, "out", code=2)
+    assert said.count("the weights below it, out/bases/") == 1
+    assert "cannot be read" in said
 
 
 @pytest.mark.slow
