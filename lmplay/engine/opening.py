@@ -52,7 +52,7 @@ from ..optim.set import OptimizerSet
 from ..paths import expanded
 from ..plan.curriculum import Curriculum, StageState
 from ..plan.follow import keep_written
-from ..plan.names import CODE
+from ..plan.names import CODE, optimizer_row
 from ..plan.options import ADDED, CHANGING, FLAGS, Change
 from ..plan.schema import Plan, Stage
 from ..plan.settings import Settings, StageSettings, resolve_stage, settings_from_json
@@ -247,7 +247,7 @@ def open_run(settings: Settings, plan: Plan, report: Report, interrupt: Interrup
         verified = verify_states(settings, path, [stage.name for stage in plan.stages], accord)
         runtime, ahead, stages = accord.main_first(
             lambda: check_all(settings, plan, lambda ahead: ahead.curriculum.remaining(), report.say, Faults(), ranks, verified))
-        averaged = bool(ahead.settings.ema) or any(stage.settings.optimizer == "schedulefree" for stage in stages.values())
+        averaged = bool(ahead.settings.ema) or any(optimizer_row(stage.settings.optimizer).averages for stage in stages.values())
         check_target(ahead.settings, path, [stage.name for stage in plan.stages], averaged)
         if ahead.stored is not None and ahead.curriculum.is_done:
             if ranks.is_main:

@@ -7,12 +7,12 @@ from typing import Any
 
 from ..errors import UserError
 from .load import plan_from_json
-from .names import CODE, OPTIMIZERS, optimizer_row
+from .names import CODE, OPTIMIZERS, OptimizerRow, optimizer_row
 from .options import FLAGS
-from .recipes import RECIPES
+from .recipes import RECIPES, Recipe
 from .schedule_keys import LENGTHS
 from .schedules import ScheduleFault
-from .schema import Plan
+from .schema import Plan, Stage
 from .settings import Settings
 
 # Endings of the names of experiments, for their sizes.
@@ -29,11 +29,12 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
     if settings.recipe is None:
         return settings, plan
     recipe, written = RECIPES[settings.recipe], plan.to_json()
+    averages = False
     for number, stage in enumerate(plan.stages):
         length = {"epochs": recipe.epochs} if recipe.epochs is not None and stage.length == _WITHOUT_LENGTH else {}
-        optimizers = [settings.optimizer if "optimizer" in settings.explicit else recipe.stage["optimizer"]["name"],
-                      *(rule.kind for rule in stage.optimizer_rules or () if rule.kind is not None)]
-        known = all(map(_depends_on_width, optimizers))
+        rows = _optimizer_rows(settings, recipe, stage)
+        averages |= any(row is not None and row.averages for row in rows)
+        known = all(row is None or all(member.width_power is not None for member in row.members) for row in rows)
         written["stages"][number] |= {key: value for key, value in recipe.stage.items() if key != "lr_width" or known} | length
         written["stages"][number].pop("share_of_plan", None)  # the recipe has a schedule for each stage
     model = written.get("model", {}) | recipe.model
@@ -44,14 +45,15 @@ def follow_recipe(settings: Settings, plan: Plan) -> tuple[Settings, Plan]:
             model.pop("settings", None)  # of another family
     written["model"] = model
     if "ema" not in settings.explicit:
-        settings = replace(settings, ema=recipe.ema)
+        settings = replace(settings, ema=0.0 if averages else recipe.ema)
     return settings, plan_from_json(written, f"--recipe {settings.recipe}")
 
 
-def _depends_on_width(optimizer: str) -> bool:
-    """Tell whether it is known how the learning rate of an optimizer depends on the width; True for one that there is not, which is refused later."""
-    there_is = optimizer in OPTIMIZERS or CODE.fullmatch(optimizer) is not None
-    return not there_is or all(member.width_power is not None for member in optimizer_row(optimizer).members)
+def _optimizer_rows(settings: Settings, recipe: Recipe, stage: Stage) -> list[OptimizerRow | None]:
+    """Look up the optimizers that a stage will have with a recipe; None for a name that there is not, which is refused later."""
+    names = [settings.optimizer if "optimizer" in settings.explicit else recipe.stage["optimizer"]["name"],
+             *(rule.kind for rule in stage.optimizer_rules or () if rule.kind is not None)]
+    return [optimizer_row(name) if name in OPTIMIZERS or CODE.fullmatch(name) else None for name in names]
 
 
 def with_sizes(plan: Plan, sizes: dict[str, Any], tokens: int | None = None) -> Plan:
@@ -118,4 +120,6 @@ def recipe_in_words(settings: Settings, plan: Plan, experiment: str, args: Mappi
     instead = f"; typed: {', '.join(f'{name} {value}' for name, value in typed.items())}" if typed else ""
     lacking = [name for name in recipe.model if name not in args]
     without = f"; left out, as {experiment} has no such setting: {', '.join(lacking)}" if lacking else ""
+    if recipe.ema and not settings.ema and "ema" not in typed:
+        without += f"; left out, as the optimizer keeps an average of its own: ema {recipe.ema:g}"
     return f"{settings.recipe}: {recipe.why}; {said}{without}{instead}"

@@ -40,8 +40,8 @@ class OptimizerRow(NamedTuple):
     """An optimizer that `--optimizer` can name.
 
     `weight_decay` is the default (None = that of its class); `takes` are the settings that have a flag and a plan key, with their values unless somebody
-    changes them; `package` is what has to be installed for it (lmplay's extra `optimizers` brings it); and `shards` says that it can update a part of a
-    weight as it would the whole (`--shard`).
+    changes them; `package` is what has to be installed for it (lmplay's extra `optimizers` brings it); `shards` says that it can update a part of a
+    weight as it would the whole (`--shard`); and `averages` that it keeps an average of the weights of its own, so that `--ema` can't.
     """
 
     name: str
@@ -50,6 +50,7 @@ class OptimizerRow(NamedTuple):
     takes: Mapping[str, Any] = MappingProxyType({})
     package: str = ""
     shards: bool = True
+    averages: bool = False
 
 
 class Schedule(NamedTuple):
@@ -100,7 +101,7 @@ OPTIMIZERS = {row.name: row for row in (
     OptimizerRow("adafactor", 0.0, (Member("torch.optim:Adafactor", {}, (), 0),), shards=False),
     OptimizerRow("lion", 0.1, (Member("pytorch_optimizer:Lion", {}, (), 1, width_power=1.0),), {"betas": (0.9, 0.99)}, "pytorch-optimizer"),
     OptimizerRow("schedulefree", 0.0, (Member("schedulefree:AdamWScheduleFree", {}, (), 2, width_power=1.0),),
-                 {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree"),
+                 {"betas": (0.9, 0.999), "eps": 1e-8}, "schedulefree", averages=True),
     OptimizerRow("adamw8bit", 0.01, (Member("bitsandbytes.optim:AdamW8bit", {}, (), 0.5, width_power=1.0),),
                  {"betas": (0.9, 0.999), "eps": 1e-8}, "bitsandbytes", shards=False))}
 

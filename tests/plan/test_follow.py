@@ -76,6 +76,18 @@ def test_the_width_is_left_out_for_an_optimizer_of_which_the_rule_is_not_known()
     assert width(stage(), optimizer="sgd", lr_width=128) == 128  # what is typed is refused, later
 
 
+def test_the_average_is_left_out_for_an_optimizer_that_keeps_its_own_and_the_banner_says_so():
+    rules = {"$optimizer": [{"match": "head.*", "kind": "schedulefree"}], **stage()}
+    for raw, typed in ((stage(), {"optimizer": "schedulefree"}), (rules, {})):
+        used, plan = follow(raw, recipe="slow", **typed)
+        assert used.ema == 0
+        said = recipe_in_words(used, plan, "modern", {"dropout": 0.0})
+        assert f"; left out, as the optimizer keeps an average of its own: ema {RECIPES['slow'].ema:g}" in said
+    assert follow(stage(), recipe="slow", optimizer="schedulefree", ema=0.5)[0].ema == 0.5  # what is typed is refused, later
+    used, plan = follow(stage(), recipe="slow", ema=0.0)
+    assert "keeps an average" not in recipe_in_words(used, plan, "modern", {"dropout": 0.0})
+
+
 def test_without_a_recipe_nothing_changes():
     plan, used = load(stage(lr=1.0)), settings(lr=0.1)
     assert follow_recipe(used, plan) == (used, plan)
