@@ -58,6 +58,8 @@ def _read_turn(message: Any) -> Turn:
         content = "".join(text for text in texts if isinstance(text, str))
         if not all(isinstance(text, str) for text in texts):
             raise Skipped("not only text")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise Skipped("tool calls")
     if role == "assistant":
         return Turn(role, need_text(content), learned=True)
     return Turn(role, need_text(content) if content else "", learned=False)

@@ -51,6 +51,8 @@ Attempts = Callable[[int], Iterator[AbstractContextManager[int]]]
 class AnswerWriter:
     """Lets the model of a stage write answers."""
 
+    _kind, _ways_out = "answers", "easier prompts, a reward with more than two values, a larger group, or a higher temperature"
+
     def __init__(self, stage: OpenStage, model: DeviceModel, tokenizer: Tokenizer, seed: int, grouping: Grouping, attempts: Attempts,
                  say: Callable[[str], None], accord: Accord | None = None):
         """
@@ -135,8 +137,8 @@ class AnswerWriter:
         if self._warned or any(deviations):
             return
         self._warned = True
-        self._say(f"WARNING: stage '{self._stage.stage.name}': in each group of this step all answers have the same reward, so nothing is learned from them. "
-                  "Where that stays so (reward_deviation): easier prompts, a reward with more than two values, a larger group, or a higher temperature.")
+        self._say(f"WARNING: stage '{self._stage.stage.name}': in each group of this step all {self._kind} have the same reward, so nothing is learned from "
+                  f"them. Where that stays so (reward_deviation): {self._ways_out}.")
 
     def _answer(self, prompts: Sequence[Piece], seeds: Sequence[int], sampling: Sampling, interrupted: Callable[[], bool]) -> list[Piece] | None:
         """Write a text behind each prompt, and judge it; None when interrupted."""
@@ -288,7 +290,7 @@ def check_writing(stage: OpenStage) -> list[str]:
     what, key = ("answers", "answer_tokens") if writing.thoughts is None else ("thoughts", "thought_tokens")
     if writing.limit(context_len) > context_len // 2:
         faults.append(f"stage '{name}': {key} {writing.limit(context_len)}, and its context_len is {context_len}: at most half of it, "
-                      f"{context_len // 2}, so that prompts fit before them.")
+                      f"{context_len // 2}, so that {'prompts fit' if writing.thoughts is None else 'text fits'} before them.")
     elif writing.thoughts is not None:
         marks = sum(len(mark.encode()) + 1 for mark in (writing.thoughts.start, writing.thoughts.end))  # a token has a byte at least, but for a space before
         if (least := SMALLEST_CONTEXT + marks + writing.limit(context_len)) > context_len:

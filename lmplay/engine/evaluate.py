@@ -209,8 +209,8 @@ class _Notes:
             self._by_source[name] = SourceLoss(*map(sum, zip(self._by_source.get(name, _NOTHING), part, strict=True)))
         if number == 0:
             judged = piece.judged
-            truth = piece.truth if judged is None else piece.sample.truth if judged.between is None else judged.between[1]
-            self._example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "".join(answers))
+            truth = "\n".join(piece.answers) if judged is None else piece.sample.truth if judged.between is None else judged.between[1]
+            self._example = (tokenizer.decode(piece.tokens[:piece.n_prompt].tolist()), truth, "\n".join(answers))
 
 
 def _part_of_source(piece: Piece, losses_N: torch.Tensor, weights_N: torch.Tensor | None) -> SourceLoss:

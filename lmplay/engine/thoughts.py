@@ -25,6 +25,8 @@ _SHOWN = 64
 class ThoughtWriter(AnswerWriter):
     """Lets the model of a stage write thoughts, and judges them by the tokens behind: with the thought by the model, without it by its teacher."""
 
+    _kind, _ways_out = "thoughts", "a larger group, more thought_tokens, or a higher temperature"
+
     def __init__(self, *arguments: Any, taught: Callable[[], AbstractContextManager[None]]):
         """
         :param arguments: see :class:`.answers.AnswerWriter`.

@@ -188,7 +188,16 @@ def _differences(before: Stage, now: Stage | None) -> str:
     if now is None:
         return "it is not there any more"
     old, new = (stage.model_dump(exclude_none=True, by_alias=True) for stage in (before, now))
-    return "; ".join(f"{key} was {show(old.get(key))}, is {show(new.get(key))}" for key in {**old, **new} if old.get(key) != new.get(key))
+    return "; ".join(f"{key} was {was}, is {now_}" for key in {**old, **new} if old.get(key) != new.get(key)
+                     for was, now_ in [_shown_apart(old.get(key), new.get(key))])
+
+
+def _shown_apart(old: Any, new: Any) -> tuple[str, str]:
+    """Write two values that differ; of two objects with the same name the keys that differ, as the others could fill the line."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("name") == new.get("name"):
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        old, new = ({key: one.get(key) for key in keys} for one in (old, new))
+    return show(old), show(new)
 
 
 def show(value: Any) -> str:

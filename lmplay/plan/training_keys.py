@@ -147,8 +147,8 @@ class Objective(Part):
     thought_tokens: Count | None = option("The most tokens of a thought of rlp, by default a quarter of the context", "a whole number, 1 or more")
     horizon: Count | None = option("Tokens behind a thought of rlp that it is judged by", "a whole number, 1 or more")
     teacher_decay: float | None = option("Decay of the average of the weights that rlp compares with", "a number above 0 and below 1", gt=0, lt=1)
-    thought_start: Text | None = option("What the model of rlp reads before a thought", "a text")
-    thought_end: Text | None = option("What ends a thought of rlp", "a text")
+    thought_start: Text | None = option("What the model of rlp reads before a thought", "a text that is not empty")
+    thought_end: Text | None = option("What ends a thought of rlp", "a text that is not empty, another than thought_start")
     text_weight: float | None = option("Weight of the cross-entropy of the text behind thoughts in the loss of rlp", "a number, 0 or more", ge=0)
     weight: float | None = option("Share of the teacher in what distill minimises", "a number above 0, at most 1", gt=0, le=1)
     settings: dict[str, Any] | None = option("Settings of an installed package's objective", "an object")
@@ -170,6 +170,8 @@ class Objective(Part):
         losses = {"dpo": ("sigmoid", "ipo", "hinge"), "grpo": ("grpo", "dr_grpo", "dapo")}
         if given.get("loss") in {*itertools.chain.from_iterable(losses.values())} - {*losses.get(str(name), (given.get("loss"),))}:
             yield "loss", f"found {given['loss']} with {name}, allowed: {in_words([*losses[str(name)]])}"
+        if name == "rlp" and len({given.get(mark) or OBJECTIVES[name].takes[mark] for mark in ("thought_start", "thought_end")}) == 1:
+            yield "thought_end", "found the same as thought_start, allowed: another text"
         if given.get("loss") in ("ipo", "hinge") and given.get("label_smoothing"):
             yield "label_smoothing", f"found it with the loss {given['loss']}, allowed: with sigmoid"
 

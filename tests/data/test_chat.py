@@ -215,6 +215,8 @@ ANSWER = {"role": "assistant", "content": "a"}
 @pytest.mark.parametrize(("messages", "reason"), [
     (None, "null"), ("text", "not a list of messages"), ([], "no answer"), (["a"], "not a list of messages"), ([{"role": "user", "content": "q"}], "no answer"),
     ([{"role": "narrator", "content": "q"}, ANSWER], "unknown role"), ([{"content": "q"}, ANSWER], "unknown role"),
+    ([{"role": "user", "content": "q"}, {**ANSWER, "tool_calls": [{"type": "function"}]}], "tool calls"),
+    ([{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}], "tool calls"),
     ([{"role": "user", "content": [{"type": "image", "url": "x"}]}, ANSWER], "not only text"), ([{"role": "user", "content": ["q"]}, ANSWER], "not only text"),
     ([{"role": "user", "content": 5}, ANSWER], "not text"), ([{"role": "assistant", "content": " "}], "empty"),
     ([ANSWER, {"role": "assistant", "content": None, "tool_calls": []}], "null")])

@@ -213,7 +213,8 @@ def test_an_adapter_has_a_teacher_too(capsys, monkeypatch):
     ({"thought_tokens": 24, "thought_end": "</thought>"}, {}, "stage 'think': its context_len is 48: at least 53, so that 16 tokens of text fit beside"),
     ({"horizon": 0}, {}, "key 'objective.horizon': found 0, allowed: a whole number, 1 or more"),
     ({"teacher_decay": 1}, {}, "key 'objective.teacher_decay': found 1, allowed: a number above 0 and below 1"),
-    ({"thought_end": ""}, {}, "key 'objective.thought_end': found \"\", allowed: a text"),
+    ({"thought_end": ""}, {}, "key 'objective.thought_end': found \"\", allowed: a text that is not empty"),
+    ({"thought_end": "("}, {}, "key 'objective.thought_end': found the same as thought_start, allowed: another text"),
     ({"rewards": "exact"}, {}, "key 'objective.rewards': found it with rlp, allowed: group, thought_tokens"),
     ({}, {"tokens": 500, "steps": None}, "how many the model will write is not known")])
 def test_what_cannot_be_is_refused_before_anything_is_done(settings, stage, told, capsys):
