@@ -113,8 +113,9 @@ def _find(name_or_path: str | Path) -> Path:
     built_in = _built_in()
     path = built_in.get(name) or expanded(name)
     if not os.path.exists(path):
-        near = nearest(path.name, [*built_in, *_names_in(path.parent)])
-        raise UserError(f"plan '{name}': neither a file nor a built-in plan.{near} Built-in plans: {', '.join(built_in)}.")
+        near = nearest(path.name, [*built_in, *(found for found in _names_in(path.parent) if found.endswith(".json"))])
+        raise UserError(f"plan '{name}': neither a file (looked in {os.path.abspath(path.parent)}) nor a built-in plan.{near} "
+                        f"Built-in plans: {', '.join(built_in)}.")
     return path
 
 

@@ -54,7 +54,7 @@ def test_an_unknown_plan_is_refused_with_the_list(tmp_path, monkeypatch):
         with pytest.raises(UserError) as error:
             load_plan(wrong)
         assert len(error.value.faults) == 1
-        assert f"'{wrong}': neither a file nor a built-in plan. Did you mean '{right}'?" in str(error.value)
+        assert f"'{wrong}': neither a file (looked in {tmp_path}) nor a built-in plan. Did you mean '{right}'?" in str(error.value)
         assert "default, quickstart" in str(error.value)
 
 
@@ -192,3 +192,11 @@ def test_a_name_stands_for_the_same_data_in_all_stages():
     lines = faults({"$defaults": {"evaluate": {"a": "wikitext"}}, "one": {"dataset": "c4"}, "two": {"dataset": "c4", "evaluate": {"a": "wikitext2"}}})
     assert len(lines) == 1
     assert "key 'evaluate.a': found other data in stage 'two' than in 'one', allowed: the same data under one name" in lines[0]
+
+
+def test_a_missing_plan_says_where_it_was_looked_for_and_suggests_plans_alone(tmp_path):
+    (tmp_path / "nowhere.jsonl").write_text("{}")
+    with pytest.raises(UserError) as error:
+        load_plan(tmp_path / "nowhere.json")
+    assert f"neither a file (looked in {tmp_path}) nor a built-in plan." in str(error.value)
+    assert "Did you mean" not in str(error.value)
