@@ -11,7 +11,7 @@ from files import lines, opened, refused, rows_of, write
 from hub_rows import ROWS, as_lines, hub_set
 
 from lmplay import hub as hub_module
-from lmplay.data.sources import SourceSpec, StreamedSource, open_source, shards
+from lmplay.data.sources import StreamedSource, open_source, shards
 from lmplay.data.sources.shards import ShardedSource
 from lmplay.errors import Unavailable, UserError
 from lmplay.plan.load import plan_from_dataset
@@ -286,11 +286,12 @@ def test_a_data_set_that_another_program_has_made_is_read(tmp_path, folder, monk
     assert not (folder / "hub" / "owner___name").exists()
 
 
-def test_a_name_that_is_almost_one_of_a_folder_is_no_outage(tmp_path, monkeypatch):
+def test_a_name_that_is_almost_one_of_a_folder_is_no_outage(folder, tmp_path, monkeypatch):
     (tmp_path / "my_texts").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lmplay.data.sources.hub.hub_problem", lambda: "Name or service not known")
-    with pytest.raises(UserError, match=r"source my_text: no file or folder of that name is in .*Did you mean 'my_texts'\?"):
-        open_source(SourceSpec("my_text"), "train", tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    said = refused("my_text", folder)
+    assert said.startswith(f"source my_text: no file or folder of that name is in {tmp_path}, and the hub cannot be reached for it (")
+    assert "Did you mean 'my_texts'?" in said
     with pytest.raises(Unavailable, match="source other: no file or folder of that name is in"):
-        open_source(SourceSpec("other"), "train", tmp_path)
+        opened("other", folder)
