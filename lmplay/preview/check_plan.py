@@ -25,9 +25,11 @@ from ..engine.step import train_step
 from ..engine.taught import file_bytes
 from ..engine.teacher import check_teachers
 from ..errors import Faults, UserError
+from ..files import check_folder
 from ..objectives.base import Objective
 from ..optim.optimizers import optimizers_of
 from ..optim.set import OptimizerSet
+from ..paths import expanded
 from ..plan.curriculum import StageState
 from ..plan.schema import Plan, Stage
 from ..plan.settings import AdapterSettings, Settings, StageSettings
@@ -108,7 +110,11 @@ def check_plan(settings: Settings, plan: Plan, say: Callable[[str], None], fault
     def from_the_start(ahead: Outline) -> list[tuple[Stage, StageState]]:
         return [(stage, StageState(stage.name, rules=state.rules)) for stage, state in zip(ahead.plan.stages, ahead.curriculum.states, strict=True)]
 
-    runtime, ahead, opened = check_all(settings, plan, from_the_start, say, faults or Faults())
+    faults = faults or Faults()
+    for folder in {settings.model_file(plan).parent, expanded(settings.out_dir)}:
+        with faults.collected():
+            check_folder(folder, "output folder")
+    runtime, ahead, opened = check_all(settings, plan, from_the_start, say, faults)
     settings = ahead.settings
     model, device_model, optimizers = make_model(ahead.without_adapter(), runtime, opened.values(), say, say)
     check_round_trip(model.tokenizer, ((name, stage.data) for name, stage in opened.items()), say, refuse=ahead.found is None)

@@ -30,6 +30,11 @@ class RunFiles:
         return self.folder / f"{self.model.stem}.log"
 
     @property
+    def write_command(self) -> str:
+        """The command that lets the model write."""
+        return f"lmp_generator --model {shlex.quote(str(self.model))}"
+
+    @property
     def plot_command(self) -> str:
         """The command that draws the statistics."""
         return f"lmp_plotstats --out-dir {shlex.quote(self.out_dir)}"

@@ -82,8 +82,8 @@ def result_lines(end: RunEnd) -> list[str]:
 
 
 def file_lines(files: RunFiles) -> list[str]:
-    """Say where the statistics and the log are, and how to draw them."""
-    return [f"statistics  {files.folder}", f"log         {files.log}", f"to plot     {files.plot_command}"]
+    """Say where the statistics and the log are, how to draw them, and how to use the model."""
+    return [f"statistics  {files.folder}", f"log         {files.log}", f"to plot     {files.plot_command}", f"to write    {files.write_command}"]
 
 
 def file_fields(end: RunEnd) -> dict[str, Any]:

@@ -244,3 +244,11 @@ def test_prompts_that_do_not_fit_are_told(capsys, tmp_path, monkeypatch):
     assert "of 20 of these samples the prompt does not fit in the context with what follows it" in capsys.readouterr().out
     assert main([*TINY, "--training-plan", "plan.json", "--batch-size", "4"]) == 0
     assert "20 prompts too long for the context, whose beginning was left out" in capsys.readouterr().out
+
+
+def test_an_output_folder_that_is_none_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    write_rows(tmp_path / "rows.jsonl", [{"text": sentences(1)} for _ in range(20)])
+    assert main([*TINY, "--dataset", "rows.jsonl", "--check-plan", "--out-dir", "file"]) == 2
+    assert "output folder file: " in capsys.readouterr().err

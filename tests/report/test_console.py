@@ -24,7 +24,7 @@ def test_the_log_file_has_everything_over_restarts(folder, capsys):
 def test_quiet_says_what_ends_the_run_and_verbose_says_all(folder, capsys):
     quiet = train(capsys, "--quiet").strip()
     assert quiet.startswith("plan complete")
-    assert len(quiet.splitlines()) == 8
+    assert len(quiet.splitlines()) == 9
     assert any(line.startswith("== stage two done") for line in log_lines(folder))
     plain, verbose = train(capsys, "--model", "a.lmp"), train(capsys, "--model", "b.lmp", "--verbose")
     for text in (plain, verbose):  # each with an example
