@@ -21,7 +21,7 @@ class FailingCutter(Cutter):
         self.way = way
 
     def __reduce__(self):
-        return FailingCutter, (self._tokenizer, self.context_len, self.way)
+        return FailingCutter, (self.tokenizer, self.context_len, self.way)
 
     def cut(self, sample):
         if "cat 5 " in sample.truth:
