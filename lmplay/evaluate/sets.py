@@ -97,7 +97,7 @@ class TextSet:
         except UserError as error:
             start = "stage 'data': "
             raise UserError(*(f"{data.label}: {fault.removeprefix(start).removeprefix(f'evaluate.{data.name}: ')}" for fault in error.faults)) from None
-        self.reads = [line.replace(f" (evaluate.{data.name})", "") for line in (*self._stage.reads, *self._stage.warnings)]
+        self.reads = [line.replace(f" (evaluate.{data.name})", "") for line in (*(f"reads {one}" for one in self._stage.reads), *self._stage.warnings)]
 
     def samples(self) -> Iterator[Sample]:
         """Give the samples, each once, in the order of the rows."""
