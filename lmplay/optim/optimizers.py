@@ -16,7 +16,7 @@ from ..plan.settings import StageSettings
 from ..plan.training_keys import OptimizerRule
 from .average import Teacher, WeightAverage
 from .groups import follow_rules, parameter_groups
-from .set import OptimizerSet, Part
+from .set import TEACHER, OptimizerSet, Part
 
 
 def optimizers_of(stage: StageSettings, model: nn.Module, by_name: bool = True) -> OptimizerSet:
@@ -61,7 +61,7 @@ def build_like(state: Mapping[str, Any], build: Callable[..., OptimizerSet]) -> 
     :param build: builds one, and takes `by_name`.
     """
     def sizes(members: Mapping[str, Any]) -> list[list[int]]:
-        return [[len(group["params"]) for group in member["param_groups"]] for name, member in members.items() if name != "teacher"]
+        return [[len(group["params"]) for group in member["param_groups"]] for name, member in members.items() if name != TEACHER]
 
     optimizers = build()
     return optimizers if sizes(optimizers.state()) == sizes(state) else build(by_name=False)

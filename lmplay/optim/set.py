@@ -14,8 +14,8 @@ from ..errors import UserError
 from ..modules.sharded import is_sharded, shard_like
 from .average import Teacher, WeightAverage
 
-# The teacher's name in a checkpoint.
-_TEACHER = "teacher"
+TEACHER = "teacher"
+"""The teacher's name in a checkpoint."""
 
 
 class Part(NamedTuple):
@@ -207,10 +207,10 @@ class OptimizerSet:
         A teacher that the state has none of is yet to begin, and one of a stage that has ended is left out.
         """
         try:
-            if state.keys() - {_TEACHER} != self._kept.keys() - {_TEACHER}:
+            if state.keys() - {TEACHER} != self._kept.keys() - {TEACHER}:
                 raise ValueError(f"the file has {', '.join(state)}, this run {', '.join(self._kept)}")
             for name, optimizer in self._kept.items():
-                if name in state or name != _TEACHER:
+                if name in state or name != TEACHER:
                     _load_state(optimizer, state[name])
         except (ValueError, KeyError) as error:
             raise UserError(f"optimizers: the file's state does not fit ({error}); --ignore-optimizer goes on with a fresh one.") from None
@@ -222,7 +222,7 @@ class OptimizerSet:
     @property
     def _kept(self) -> dict[str, torch.optim.Optimizer]:
         """What has a state, by its name in a checkpoint."""
-        averages = {"ema": self.average, _TEACHER: self.teacher}
+        averages = {"ema": self.average, TEACHER: self.teacher}
         return {**self.members, **{name: average for name, average in averages.items() if average is not None}}
 
     def _parameters(self) -> Iterator[tuple[torch.nn.Parameter, float]]:

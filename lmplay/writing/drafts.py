@@ -16,13 +16,13 @@ MOST_TEXTS = 4
 _MOST_GUESSES, _MOST_ROWS = 7, 16
 # Times in those of the model with one row (`benchmarks/generate.py`): a guess, and what each further row of the model adds.
 _GUESS, _ROW = 0.3, 0.05
-# Of about so many of the last guesses the share of right ones is taken for that of the next, and this one before there are any.
+# The share of right ones among about the last N guesses is taken for that of the next, and this one before there are any.
 _MEMORY, _FIRST = 32, 0.8
 # Tokens without guesses, where they do not pay, before some are tried again.
 _REST = 64
 # Fewer weights (48 MB in float32) are read from the processor's cache, or so fast that calling the operators takes longer.
 _FEWEST_WEIGHTS = 12_000_000
-# A kernel that reads so many weights at once.
+# The weights that a kernel reads at once.
 _MULTIPLE = 16
 
 

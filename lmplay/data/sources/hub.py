@@ -355,8 +355,8 @@ def explain(path: str, error: Exception) -> str:
 
 
 def _hub_away(path: str, reason: str) -> LmplayError:
-    """Make the error for a hub that cannot be reached: it may come back, unless it was told to stay away, or a local name is meant."""
-    near = "" if "/" in path else nearest(path, sorted(os.listdir()))
+    """Make the error for a hub that cannot be reached: it may come back, unless it was told to stay away, or a folder here is meant."""
+    near = "" if "/" in path else nearest(path, sorted(name for name in os.listdir() if os.path.isdir(name)))
     line = (f"source {path}: no file or folder of that name is in {os.getcwd()}, and the hub cannot be reached for it ({reason}).{near} Check the network, "
             "or use local files with --dataset PATH, or '--training-plan quickstart', which needs no network.")
     return UserError(line) if near or reason.startswith("HF_HUB_OFFLINE") else Unavailable(line)
